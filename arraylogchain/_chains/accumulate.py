@@ -27,7 +27,7 @@ class Accumulator:
         Names of the arrays, of 'potentials', 'transitions', 'initial' and 'final'.
     as_counts : bool
         Whether these are marginals of each row and expected counts, which are derivatives with
-        respect to logarithms; if not, gradients with respect to the arrays as given.
+        respect to logarithms; if not, gradients with respect to the caller's arrays.
 
     Attributes
     ----------
@@ -37,7 +37,7 @@ class Accumulator:
         The sums by name. All but potentials that are in `by_row` are scaled by 2**-bits, so that
         sums of the largest finite numbers do not overflow.
     by_row : set of str
-        Names of the arrays to each element of which only one row contributes.
+        Names of the arrays whose elements get contributions of one row each.
     """
 
     def __init__(
@@ -125,8 +125,8 @@ class Accumulator:
         """Add the sums of a part."""
         for name, total in part.arrays.items():
             if name not in self.by_row:
-                own_total = self.total(name)
-                own_total += total
+                total_sum = self.total(name)
+                total_sum += total
 
     def add(
         self, name: str, shard: Shard, place: Box, values: Array, is_sorted: bool = True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from arraylogchain._backends.shards import Shard
 from arraylogchain._chains.accumulate import bounded
@@ -11,15 +10,21 @@ from arraylogchain._core.context import Array
 from arraylogchain._core.precision import Precision
 
 
-@dataclass(slots=True)
 class Cotangents:
-    """Cotangents of the rows of a shard; ones, if marginals and counts are computed.
+    """Cotangents of the rows of a shard, as finite numbers; zero where log Z is infinite.
 
-    Attributes
+    Parameters
     ----------
     shard : Shard
     precision : Precision
         That of the shard's messages.
+    cotangent : array [*batch] or None
+        None for ones, if marginals and counts are computed.
+    log_z : array [groups, rows]
+        Of the shard, up to its scale; where it is NaN the cotangent becomes NaN.
+
+    Attributes
+    ----------
     values : array [groups, rows]
         In the widest precision.
     is_zero : bool array [1, groups, rows] or None
@@ -28,40 +33,20 @@ class Cotangents:
         Magnitudes of the nonzero ones.
     """
 
-    shard: Shard
-    precision: Precision
-    values: Array
-    is_zero: Array | None = None
-    smallest: float = 1.0
-    largest: float = 1.0
-
-    @classmethod
-    def of_rows(
-        cls, shard: Shard, precision: Precision, cotangent: Array | None, log_z: Array
-    ) -> Cotangents:
-        """Return the cotangents of a shard as finite numbers, zero where log Z is infinite.
-
-        Parameters
-        ----------
-        shard : Shard
-        precision : Precision
-        cotangent : array [*batch] or None
-            None for ones.
-        log_z : array [groups, rows]
-            Of the shard, up to its scale; where it is NaN the cotangent becomes NaN.
-        """
-        ctx, xp = shard.ctx, shard.ctx.xp
+    def __init__(
+        self, shard: Shard, precision: Precision, cotangent: Array | None, log_z: Array
+    ) -> None:
+        ctx, xp, self.shard, self.precision = shard.ctx, shard.ctx.xp, shard, precision
         values = xp.ones_like(log_z)
         if cotangent is not None:
             values = ctx.load(shard.read(cotangent), ctx.widest)
             values = bounded(ctx, values, ctx.dtype(precision))
-        values = xp.where(xp.isinf(log_z), 0.0, values + 0.0 * log_z)
-        magnitudes, is_zero = xp.abs(values), None
-        smallest, largest = float(xp.min(magnitudes)), float(xp.max(magnitudes))
-        if not smallest > 0:
-            is_zero = (magnitudes == 0)[None, ...]
-            smallest = float(xp.min(xp.where(magnitudes > 0, magnitudes, 1.0)))
-        return cls(shard, precision, values, is_zero, smallest, largest)
+        self.values = xp.where(xp.isinf(log_z), 0.0, values + 0.0 * log_z)
+        magnitudes, self.is_zero = xp.abs(self.values), None
+        self.smallest, self.largest = float(xp.min(magnitudes)), float(xp.max(magnitudes))
+        if not self.smallest > 0:
+            self.is_zero = (magnitudes == 0)[None, ...]
+            self.smallest = float(xp.min(xp.where(magnitudes > 0, magnitudes, 1.0)))
 
     def over(self, normalizers: Array) -> Array | None:
         """Return cotangents over normalizers of linear weights, if these certify the quotients.

@@ -36,7 +36,6 @@ _CLEAR = 2.0**-20
 def entropy(ctx: Context, chain: Chain, workspace: int) -> Array:
     """Return the entropies [*batch] in nats; 0 where there is no path."""
     out = ctx.empty(chain.batch, ctx.result_dtype)
-    num_arrays = 20  # with indices and terms of entries that are not certified
 
     def work(forward_pass: Pass) -> None:
         result = forward_pass.run_and_store().fused("entropies", forward_pass)
@@ -45,8 +44,8 @@ def entropy(ctx: Context, chain: Chain, workspace: int) -> Array:
         forward_pass.shard.write(out, result)
         forward_pass.stored.clear()
 
-    all_passes = passes("entropy", ctx, chain, workspace, needs_history=True, num_arrays=num_arrays)
-    run_passes(ctx, all_passes, work)
+    # With indices and terms of entries that are not certified, there are 20 arrays.
+    run_passes(passes("entropy", ctx, chain, workspace, needs_history=True, num_arrays=20), work)
     return out
 
 
@@ -85,12 +84,10 @@ class EntropyPass(BackwardPass):
         by_matrix, count = self.shard.by_matrix, int(after.shape[0])
         panels = self.shard.matrix_panels(steps.start, count, self.sums.panel_size)
         for transitions, columns, matrix in panels:
-            result = self._weighted_conditionals(
-                by_matrix(u[transitions, ...]),
-                by_matrix(log_u[transitions, ...]),
-                by_matrix(after[transitions, :, :, columns]),
-                ctx.load(matrix, self.precision),
-            )
+            before, log_before = (by_matrix(x[transitions, ...]) for x in (u, log_u))
+            weights = by_matrix(after[transitions, :, :, columns])
+            matrix = ctx.load(matrix, self.precision)
+            result = self._weighted_conditionals(before, log_before, weights, matrix)
             result = xp.sum(xp.reshape(result, (*shape, result.shape[-1])), axis=(1, 3))
             self.entropy = self.entropy + ctx.load(result, ctx.widest)
 
@@ -118,15 +115,10 @@ class EntropyPass(BackwardPass):
         return result
 
     def _add_recomputed(
-        self,
-        result: Array,
-        entries: tuple[Array, ...],
-        log_u: Array,
-        log_F: Array,
-        marginals: Array,
+        self, result: Array, index: tuple[Array, ...], log_u: Array, log_F: Array, marginals: Array
     ) -> None:
         """Add entries (matrix, row, column) of the result, each from its own terms."""
-        ctx, xp, (at, row, column) = self.ctx, self.ctx.xp, entries
+        ctx, xp, (at, row, column) = self.ctx, self.ctx.xp, index
         rows, (columns, K) = int(log_u.shape[1]), log_F.mT.shape[1:]
         log_u_rows, log_F_columns = xp.reshape(log_u, (-1, K)), xp.reshape(log_F.mT, (-1, K))
         flat_result = xp.reshape(result, (-1,))

@@ -38,7 +38,7 @@ from arraylogchain._core.scaled import split_log
 from arraylogchain._inputs.chain import Chain, states_of
 
 # Arrays of the size of a segment's messages: in two precisions, with logs, masks and indices.
-_NUM_ARRAYS = 20
+_ARRAYS = 20
 
 
 def log_probability(ctx: Context, chain: Chain, workspace: int, states: Array) -> Array:
@@ -49,21 +49,17 @@ def log_probability(ctx: Context, chain: Chain, workspace: int, states: Array) -
     def work(one_pass: Pass) -> None:
         shard, total = one_pass.shard, 0.0
         paths = Paths(shard, states)
-        size = max(1, one_pass.workspace // (8 * _NUM_ARRAYS * math.prod(shard.state_shape)))
+        size = max(1, one_pass.workspace // (8 * _ARRAYS * math.prod(shard.state_shape)))
         for steps, segment in one_pass.run(Keep.UPDATED):
             for part in chunks(steps.stop - steps.start, size):
-                messages = segment.updated.steps(part)
-                total = total + ctx.xp.sum(
-                    paths.surprisals(steps.start + part.start, messages), axis=0
-                )
+                start, messages = steps.start + part.start, segment.updated.steps(part)
+                total = total + ctx.xp.sum(paths.surprisals(start, messages), axis=0)
         sums = one_pass.carry.to_log_space(ctx).values + paths.initial[0]
         is_finite = ctx.xp.max(sums, axis=-1) < math.inf
         shard.write(out, ctx.xp.where(is_finite, 0.0 - total, math.nan))
 
-    all_passes = passes(
-        "log_probability", ctx, chain, workspace, backward=True, num_arrays=_NUM_ARRAYS
-    )
-    run_passes(ctx, all_passes, work)
+    all_passes = passes("log_probability", ctx, chain, workspace, backward=True, num_arrays=_ARRAYS)
+    run_passes(all_passes, work)
     return out
 
 
@@ -83,8 +79,8 @@ def value_and_pullback(
             PathGradientPass(one_pass.run_and_store(), partial_sums, g, states).add()
             one_pass.stored.clear()
 
-        all_passes = passes("log_probability", ctx, chain, workspace, True, num_arrays=_NUM_ARRAYS)
-        run_passes(ctx, all_passes, add, accumulator)
+        all_passes = passes("log_probability", ctx, chain, workspace, True, num_arrays=_ARRAYS)
+        run_passes(all_passes, add, accumulator)
         return accumulator.results()
 
     return out, pullback
@@ -129,7 +125,7 @@ class Paths:
         states = self.shard.read(self.states)
         return self.ctx.xp.take_along_axis(states, index[..., None], axis=-1)[..., 0]
 
-    def is_own(self, path: Array) -> Array:
+    def mask(self, path: Array) -> Array:
         """Return masks [..., K] of the states of paths [...]."""
         return path[..., None] == self._arange(self.shard.chain.num_states)
 
@@ -142,15 +138,15 @@ class Paths:
         values, path = ctx.load(updated.values, ctx.widest), self.at(start, stop)
         messages = replace(updated, values=values).to_log_space(ctx)
         parts = messages.values, *self._from_path(start, stop)
-        own = [xp.take_along_axis(x, path[..., None], axis=-1) for x in parts]
+        on_path = [xp.take_along_axis(x, path[..., None], axis=-1) for x in parts]
         # Large numbers cancel first.
-        message, weight, remainder = (x - y for x, y in zip(parts, own, strict=True))
+        message, weight, remainder = (x - y for x, y in zip(parts, on_path, strict=True))
         ratios = (message + weight) + remainder
-        ratios = xp.where(self.is_own(path), -math.inf, ratios)
+        ratios = xp.where(self.mask(path), -math.inf, ratios)
         top = xp.clip(xp.max(ratios, axis=-1), 0.0, None)
-        others = ctx.row_sums(xp.exp(ratios - top[..., None]))
-        surprisals = xp.where(top > 0, top + xp.log(others + xp.exp(-top)), xp.log1p(others))
-        is_impossible = (own[0] == -math.inf) | (own[1] == -math.inf)
+        odds = ctx.row_sums(xp.exp(ratios - top[..., None]))
+        surprisals = xp.where(top > 0, top + xp.log(odds + xp.exp(-top)), xp.log1p(odds))
+        is_impossible = (on_path[0] == -math.inf) | (on_path[1] == -math.inf)
         surprisals = xp.where(is_impossible[..., 0], math.inf, surprisals)
         is_valid = self.shard.valid_steps(slice(start, stop))
         return surprisals if is_valid is None else xp.where(is_valid, surprisals, 0.0)
@@ -165,14 +161,12 @@ class Paths:
         if stop <= first:
             return initial
         times = xp.reshape(self._arange(stop - first), (-1, 1, 1, 1))
-        index = (
-            xp.reshape(self._arange(shard.groups), (-1, 1, 1)),
-            0 * times if chain.has_one_matrix else times,
-            self.at(first - 1, stop - 1)[..., None],
-            self._arange(chain.num_states),
-        )
-        matrices = shard.matrices(slice(first - 1, stop - 1))
-        rows = split_log(self.ctx, matrices[index], "transitions" in chain.logs)
+        times = 0 * times if chain.has_one_matrix else times
+        groups = xp.reshape(self._arange(shard.groups), (-1, 1, 1))
+        states = self._arange(chain.num_states)
+        matrices, path = shard.matrices(slice(first - 1, stop - 1)), self.at(first - 1, stop - 1)
+        weights = matrices[groups, times, path[..., None], states]
+        rows = split_log(self.ctx, weights, "transitions" in chain.logs)
         return rows if start else list(map(xp.concat, zip(initial, rows, strict=True)))
 
     def _arange(self, count: int) -> Array:
@@ -182,34 +176,34 @@ class Paths:
 class PathMarginals(SegmentMarginals):
     """Marginals of a segment, and the gradient of log probabilities with respect to transitions.
 
-    The product of messages has two rows for each path, which leave out its own pair of states: one
+    The product of messages has two rows for each path, which leave out its pair of states: one
     without its state before, one with this state only and without its state after.
     """
 
     needs_small_pairs = True
     path: Array  # states [n + 1, groups, rows]
-    is_own: Array  # their masks [n + 1, groups, rows, K]
+    mask: Array  # of these, [n + 1, groups, rows, K]
 
     def _add_linear_pairs(self, left: Array, right: Array) -> None:
-        super()._add_linear_pairs(*self._without_own(left, right, 0.0))
+        super()._add_linear_pairs(*self._without_path(left, right, 0.0))
 
     def _add_log_pairs(self, left: Array, right: Array, scale: PairScale, sign: float) -> None:
         twice = PairScale(*(self.ctx.xp.concat([x, x], axis=2) for x in scale))
-        super()._add_log_pairs(*self._without_own(left, right, -math.inf), twice, sign)
+        super()._add_log_pairs(*self._without_path(left, right, -math.inf), twice, sign)
 
-    def _without_own(self, left: Array, right: Array, zero: float) -> tuple[Array, Array]:
-        xp, is_own = self.ctx.xp, self.is_own[self.sources, ...]
-        left = xp.concat([xp.where(is_own, zero, left), xp.where(is_own, left, zero)], axis=2)
-        without = xp.where(self.is_own[self.targets, ...], zero, right)
+    def _without_path(self, left: Array, right: Array, zero: float) -> tuple[Array, Array]:
+        xp, mask = self.ctx.xp, self.mask[self.sources, ...]
+        left = xp.concat([xp.where(mask, zero, left), xp.where(mask, left, zero)], axis=2)
+        without = xp.where(self.mask[self.targets, ...], zero, right)
         return left, xp.concat([right, without], axis=2)
 
-    def add_own_pairs(self, gradients: Array) -> None:
+    def add_pairs_of_paths(self, gradients: Array) -> None:
         """Add gradients [n, groups, rows] with respect to the log transitions that paths take."""
         ctx, xp = self.ctx, self.ctx.xp
         parts = self.path[self.sources, ...], self.path[self.targets, ...], gradients
         for transitions, columns, matrix in self._matrix_panels():
-            of_panel = (self.shard.by_matrix(x[transitions, ..., None]) for x in parts)
-            (before, after, g), (count, size, width) = of_panel, matrix.shape
+            arrays = (self.shard.by_matrix(x[transitions, ..., None]) for x in parts)
+            (before, after, g), (count, size, width) = arrays, matrix.shape
             after = after - columns.start
             g = xp.where((after >= 0) & (after < width), g, 0.0)
             at = xp.arange(count, dtype=after.dtype, device=ctx.device)[:, None, None]
@@ -237,30 +231,30 @@ class PathGradientPass(BackwardPass):
         ctx, xp, paths = self.ctx, self.ctx.xp, self.paths
         segment = PathMarginals(self.sums, steps, forward, back.predicted, back.updated)
         segment.path = paths.at(steps.start, steps.stop + 1)
-        segment.is_own = paths.is_own(segment.path)
+        segment.mask = paths.mask(segment.path)
         count = segment.sources.stop
         if count:
             # Marginals overwrite these messages.
             surprisals = paths.surprisals(steps.start + 1, back.updated.steps(segment.targets))
-        marginals, is_own = segment.marginals(), segment.is_own[: steps.stop - steps.start, ...]
-        own = ctx.row_sums(xp.where(is_own, marginals, 0.0))
-        others = ctx.row_sums(xp.where(is_own, 0.0, marginals))
-        gradients = xp.where(is_own, -others[..., None], marginals)
+        marginals, mask = segment.marginals(), segment.mask[: steps.stop - steps.start, ...]
+        on_path = ctx.row_sums(xp.where(mask, marginals, 0.0))
+        off_path = ctx.row_sums(xp.where(mask, 0.0, marginals))
+        gradients = xp.where(mask, -off_path[..., None], marginals)
         self.add_marginals(steps, gradients, forward)
         if count:
-            own, others = own[:count, ...], others[:count, ...]
-            rest = own * ctx.load(xp.expm1(-surprisals), self.precision) - others
-            segment.add_own_pairs(segment.where(segment.no_pair, 0.0, rest))
+            probabilities = on_path[:count, ...] * ctx.load(xp.expm1(-surprisals), self.precision)
+            gradients = segment.where(segment.no_pair, 0.0, probabilities - off_path[:count, ...])
+            segment.add_pairs_of_paths(gradients)
 
-    def boundary_gradient(
-        self, message: Messages, weights: Array, is_log: bool, by_logs: bool
-    ) -> Array:
+    def boundary_gradients(
+        self, message: Messages, weights: Array, is_log: bool
+    ) -> tuple[Array, Array]:
         ctx, xp, is_final = self.ctx, self.ctx.xp, message is self.forward_pass.carry
-        gradient = super().boundary_gradient(message, weights, is_log, by_logs)
-        # Probabilities, as a gradient by weights may be out of range.
-        p = gradient if by_logs else super().boundary_gradient(message, weights, is_log, True)
-        is_own = self.paths.is_own(self.paths.last() if is_final else self.paths.at(0, 1)[0, ...])
-        weights = ctx.cast(xp.ones_like(weights) if by_logs else weights, gradient.dtype)
-        others = ctx.row_sums(xp.where(is_own, 0.0, p))[..., None]
-        own = xp.where(others == 0, 0.0, -others / weights)
-        return xp.where(is_own, own, gradient)
+        # Probabilities are summed, as gradients by weights may be out of range.
+        gradient, by_logs = super().boundary_gradients(message, weights, is_log)
+        state = self.paths.last() if is_final else self.paths.at(0, 1)[0, ...]
+        mask = self.paths.mask(state)
+        weights = ctx.cast(xp.ones_like(weights) if is_log else weights, gradient.dtype)
+        off_path = ctx.row_sums(xp.where(mask, 0.0, by_logs))[..., None]
+        on_path = xp.where(off_path == 0, 0.0, -off_path / weights)
+        return xp.where(mask, on_path, gradient), by_logs

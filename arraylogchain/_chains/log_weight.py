@@ -63,16 +63,13 @@ def _weights_in(
     stop = min(box[-1].stop + 1, chain.num_steps)
     path = states_of(ctx, states, lengths, (*lead, slice(start, stop)))
     times = xp.arange(start, stop, dtype=ctx.index_dtype, device=ctx.device)
-    end: Any = chain.num_steps
-    if lengths is not None:
-        end = ends_of(lengths, box)
+    end: Any = chain.num_steps if lengths is None else ends_of(lengths, box)
 
     def logs(part: str, at: tuple[Any, ...], first: int = 0) -> Array:
         values = ctx.load(_entries(ctx, chain.parts[part], lead, at), ctx.widest)
         values = values if part in chain.logs else xp.log(values)
-        if lengths is None:
-            return values
-        return xp.where(end > times[first : first + values.shape[-1]], values, 0.0)
+        is_read = end > times[first : first + values.shape[-1]]
+        return values if lengths is None else xp.where(is_read, values, 0.0)
 
     count, pairs = box[-1].stop - start, stop - start - 1
     yield logs("potentials", (times[:count], path[..., :count]))

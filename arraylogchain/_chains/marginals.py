@@ -11,7 +11,7 @@ finite at P_t = 0. Each step is normalized by its own sum, so that the rounding 
 marginal. Sums over rows and steps are one matrix multiply for each matrix.
 
 A segment is computed in linear space if its normalizers are well within the range of numbers: they
-certify that what underflowed is negligible, in messages too. Other segments are computed in log
+certify that underflow is negligible, in messages too. Other segments are computed in log
 space, where pair marginals are a certified product.
 """
 
@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from arraylogchain._backends.interface import Messages, SegmentMessages, WholeChains
@@ -27,7 +26,6 @@ from arraylogchain._chains.accumulate import Accumulator
 from arraylogchain._chains.cotangents import Cotangents
 from arraylogchain._chains.passes import Pass, last_logs, log_sum, passes, run_passes
 from arraylogchain._chains.segment_marginals import SegmentMarginals, ShardSums
-from arraylogchain._core.axes import Box
 from arraylogchain._core.context import Array, Context
 from arraylogchain._core.precision import DOUBLE, SINGLE
 from arraylogchain._core.scaled import exp_of_split, split_log, whole_maximum, whole_part
@@ -58,9 +56,9 @@ def _posterior(ctx: Context, chain: Chain, workspace: int, operation: str, *name
     total = ctx.empty(chain.batch, ctx.result_dtype) if operation == "posterior" else None
 
     def work(forward_pass: Pass, partial_sums: Accumulator) -> None:
-        whole = _whole_chains(forward_pass, partial_sums, None)
-        if whole is not None and total is not None:
-            forward_pass.shard.write(total, whole.log_z)
+        result = _add_whole_chains(forward_pass, partial_sums, None)
+        if result is not None and total is not None:
+            forward_pass.shard.write(total, result.log_z)
         for one_pass in forward_pass.remaining:
             backward_pass = backward_pass_of(one_pass.run_and_store(), partial_sums, None)
             if total is not None:
@@ -69,34 +67,26 @@ def _posterior(ctx: Context, chain: Chain, workspace: int, operation: str, *name
             one_pass.stored.clear()  # frees memory for the next shard
 
     all_passes = passes(operation, ctx, chain, workspace, needs_history=True)
-    run_passes(ctx, all_passes, work, accumulator)
+    run_passes(all_passes, work, accumulator)
     gradients = accumulator.results()
     return total, gradients.get("potentials"), gradients.get("transitions")
 
 
-def _whole_chains(
-    forward_pass: Pass, accumulator: Accumulator, cotangent: Array | None
+def _add_whole_chains(
+    forward_pass: Pass, sums: Accumulator, g: Array | None, stored: WholeChains | None = None
 ) -> WholeChains | None:
     """Add gradients computed in one call for whole chains; return its result, or None without one.
 
-    Declined rows add nothing: the passes that remain to be run add theirs. Forward messages in
-    `forward_pass.whole` are reused.
+    Declined rows add nothing: the passes that remain to be run add theirs. `g` is the cotangent, or
+    None. Stored messages, if given, are reused.
     """
-    shard, requested = forward_pass.shard, accumulator.arrays
-    g = None if cotangent is None else shard.read(cotangent)
-    stored, by_logs = forward_pass.whole, accumulator.by_logs
-    whole = forward_pass.whole_chains("posterior", g, requested, by_logs, stored)
-    if whole is None:
-        return None
-    for name, gradient in whole.gradients.items():
-        place: Box = (slice(None),)
-        if name == "potentials":
-            place = slice(0, shard.num_steps), slice(None)
-        elif name == "transitions":
-            place = slice(0, gradient.shape[2]), slice(None), slice(None)
+    shard = forward_pass.shard
+    g = None if g is None else shard.read(g)
+    result = forward_pass.whole_chains("posterior", g, sums.arrays, sums.by_logs, stored)
+    for name, gradient in result.gradients.items() if result else ():
         if name != "transitions" or shard.num_steps > 1:
-            accumulator.add(name, shard, place, gradient)
-    return whole  # type: ignore[no-any-return]
+            sums.add(name, shard, tuple(map(slice, gradient.shape[2:])), gradient)
+    return result  # type: ignore[no-any-return]
 
 
 def value_and_pullback(
@@ -125,43 +115,36 @@ def value_and_pullback(
     out = ctx.empty(chain.batch, ctx.result_dtype)
     bytes_per_step = 8 * math.prod(chain.sizes) * (chain.num_states + 2)  # with both scales
     stores_all = stores_all or bytes_per_step * chain.num_steps <= workspace
-    # The messages of all shards are stored at once, whether or not those of one shard fit.
-    all_passes = [
-        replace(forward_pass, store_messages=stores_all)
-        for forward_pass in passes(
-            "value_and_pullback", ctx, chain, workspace, needs_history=not stores_all
-        )
-    ]
+    # The messages of all shards are stored at once, even if one shard alone would fit.
+    all_passes = list(passes("value_and_pullback", ctx, chain, workspace, not stores_all))
 
     def run(forward_pass: Pass) -> None:
+        forward_pass.store_messages = stores_all
         if stores_all:
-            forward_pass.whole = forward_pass.whole_chains("log_partition", True)
-        if forward_pass.whole is not None:
-            forward_pass.shard.write(out, forward_pass.whole.log_z)
+            forward_pass.stored_chains = forward_pass.whole_chains("log_partition", True)
+        if forward_pass.stored_chains is not None:
+            forward_pass.shard.write(out, forward_pass.stored_chains.log_z)
         for one_pass in forward_pass.remaining:
             one_pass.run_and_store()
             one_pass.shard.write(out, one_pass.log_z)
             one_pass.backend = one_pass.with_new_backend().backend
 
-    run_passes(ctx, all_passes, run)
+    run_passes(all_passes, run)
 
     def pullback(cotangent: Array, requested: frozenset[str]) -> dict[str, Array]:
         accumulator = Accumulator(ctx, chain, workspace, requested)
 
         def add(forward_pass: Pass, partial_sums: Accumulator) -> None:
             remaining = forward_pass.remaining
-            if (stored := forward_pass.whole) is not None:
-                one_pass = forward_pass.with_new_backend()
-                whole = _whole_chains(one_pass, partial_sums, cotangent)
-                if whole is None:
-                    remaining = [one_pass.again().run_and_store()]
-                elif (declined := whole.declined & ~stored.declined).any():
-                    newly_declined = one_pass.of_rows(declined)
-                    remaining = [*remaining, *(x.run_and_store() for x in newly_declined)]
+            if (stored := forward_pass.stored_chains) is not None:
+                again = forward_pass.again()
+                result = _add_whole_chains(again, partial_sums, cotangent, stored)
+                if result is None or (result.declined & ~stored.declined).any():
+                    remaining = [one_pass.run_and_store() for one_pass in again.remaining]
             for one_pass in remaining:
                 backward_pass_of(one_pass.with_new_backend(), partial_sums, cotangent).add()
 
-        run_passes(ctx, all_passes, add, accumulator)
+        run_passes(all_passes, add, accumulator)
         return accumulator.results()
 
     return out, pullback
@@ -202,14 +185,8 @@ class BackwardPass:
         if not ctx.are_within(2.0**60, self.log_z):
             logs = last_logs(self.shard, forward_pass.carry).values
             self.unscaled_log_z = log_sum(ctx.xp, logs)
-        if cotangent is None and self.unscaled_log_z is self.log_z:
-            ones = ctx.xp.ones_like(self.log_z)
-            self.cotangents = Cotangents(self.shard, self.precision, ones)
-        else:
-            self.cotangents = Cotangents.of_rows(
-                self.shard, self.precision, cotangent, self.unscaled_log_z
-            )
-        self.accumulator = accumulator
+        self.accumulator, log_z = accumulator, self.unscaled_log_z
+        self.cotangents = Cotangents(self.shard, self.precision, cotangent, log_z)
         self.sums = ShardSums(self.shard, self.cotangents, accumulator, forward_pass.workspace)
 
     def add(self) -> None:
@@ -218,8 +195,8 @@ class BackwardPass:
         first: Any = self.run() if set(requested) != {"final"} else None
         for name, message in (("initial", first), ("final", self.forward_pass.carry)):
             if name in requested:
-                weights, is_log = self.shard.boundary_weights(backward=name == "final")
-                gradient = self.boundary_gradient(message, weights, is_log, by_logs=is_log)
+                weights = self.shard.boundary_weights(backward=name == "final")
+                gradient, _ = self.boundary_gradients(message, *weights)
                 self.accumulator.add(name, self.shard, (slice(None),), gradient)
 
     def run(self) -> Any:
@@ -230,9 +207,7 @@ class BackwardPass:
             segment, messages = forward.segments[n], forward.stored_messages(n)
             for steps, back in backward.relative_messages(segment):
                 part = slice(steps.start - segment.start, steps.stop - segment.start)
-                self._add_segment(
-                    steps, messages if steps == segment else messages.steps(part), back
-                )
+                self._add_segment(steps, messages.steps(part), back)
         return backward.carry
 
     def _add_segment(self, steps: slice, forward: Messages, back: SegmentMessages) -> None:
@@ -240,36 +215,34 @@ class BackwardPass:
         segment = SegmentMarginals(self.sums, steps, forward, back.predicted, back.updated)
         self.add_marginals(steps, segment.marginals(), forward)
 
-    def boundary_gradient(
-        self, message: Messages, weights: Array, is_log: bool, by_logs: bool
-    ) -> Array:
-        """Return the gradient with respect to initial or final weights, or to their logarithms.
+    def boundary_gradients(
+        self, message: Messages, weights: Array, is_log: bool
+    ) -> tuple[Array, Array]:
+        """Return gradients with respect to initial or final weights, and to their logarithms.
 
-        `is_log` tells which of them are given, and `by_logs` which the gradient is for.
+        The former are those with respect to logarithms too if `is_log` tells that weights are.
         """
         ctx, xp, g = self.ctx, self.ctx.xp, self.cotangents.values
         if not is_log and message.is_log is None:
             terms = ctx.load(weights, self.precision) * message.values
             factors = self.cotangents.over(ctx.row_sums(terms))
             if factors is not None:
-                return (terms if by_logs else message.values) * factors[..., None]
+                return message.values * factors[..., None], terms * factors[..., None]
         values = ctx.load(message.to_log_space(ctx).values, ctx.widest)
         high, remainder = split_log(ctx, weights, is_log)
         shift = whole_maximum(xp, values + high)
         joint = (values + (high - shift)) + remainder
         total, g = log_sum(xp, joint)[..., None], g[..., None]
         is_zero = (total == -math.inf) | (g == 0)
-        if by_logs:
-            gradient = xp.exp(joint - total) * g
-        else:
-            del joint, high, remainder  # frees memory before the next temporaries
-            # Each factor may be out of range where their product is not.
-            value_shift, log_g = whole_part(xp, values), split_log(ctx, xp.abs(g), False)
-            gradient = exp_of_split(
-                ctx, (value_shift - shift) + log_g[0], (values - value_shift) - total + log_g[1]
-            )
-            gradient = gradient * xp.sign(g)
-        return xp.where(is_zero, 0.0, gradient)
+        by_logs = xp.where(is_zero, 0.0, xp.exp(joint - total) * g)
+        if is_log:
+            return by_logs, by_logs
+        del joint, high, remainder  # frees memory before the next temporaries
+        # Each factor may be out of range where their product is not.
+        value_shift, log_g = whole_part(xp, values), split_log(ctx, xp.abs(g), False)
+        high = (value_shift - shift) + log_g[0]
+        gradient = exp_of_split(ctx, high, (values - value_shift) - total + log_g[1])
+        return xp.where(is_zero, 0.0, gradient * xp.sign(g)), by_logs
 
     def add_marginals(self, steps: slice, marginals: Array, forward: Messages) -> None:
         """Add state marginals times cotangents, [n, groups, rows, K]."""

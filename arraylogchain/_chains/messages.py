@@ -18,18 +18,18 @@ def log_partition(ctx: Context, chain: Chain, workspace: int) -> Array:
     out = ctx.empty(chain.batch, ctx.result_dtype)
 
     def work(forward_pass: Pass) -> None:
-        if (whole := forward_pass.whole_chains("log_partition", False)) is not None:
-            forward_pass.shard.write(out, whole.log_z)
+        if (result := forward_pass.whole_chains("log_partition", False)) is not None:
+            forward_pass.shard.write(out, result.log_z)
         for one_pass in forward_pass.remaining:
             one_pass.final_carry()
             one_pass.shard.write(out, one_pass.log_partition())
 
-    run_passes(ctx, passes("log_partition", ctx, chain, workspace, num_arrays=3), work)
+    run_passes(passes("log_partition", ctx, chain, workspace, num_arrays=3), work)
     return out
 
 
 def forward_messages(ctx: Context, chain: Chain, workspace: int, offset: Array = None) -> Array:
-    """Return the forward messages in logs, [*batch, T, K].
+    """Return the forward messages in log space, [*batch, T, K].
 
     `offset` [*batch], in whole nats, is added before they are rounded.
     """
@@ -37,7 +37,7 @@ def forward_messages(ctx: Context, chain: Chain, workspace: int, offset: Array =
 
 
 def backward_messages(ctx: Context, chain: Chain, workspace: int, offset: Array = None) -> Array:
-    """Return the backward messages in logs, [*batch, T, K].
+    """Return the backward messages in log space, [*batch, T, K].
 
     `offset` [*batch], in whole nats, is added before they are rounded.
     """
@@ -58,7 +58,7 @@ def _messages(
                 messages.shifts = messages.shifts + one_pass.shard.read(ctx.xp.asarray(offset))
             write_steps(out, one_pass.shard, steps, messages.logs(ctx), -math.inf)
 
-    run_passes(ctx, passes(operation, ctx, chain, workspace, backward=backward), work)
+    run_passes(passes(operation, ctx, chain, workspace, backward=backward), work)
     return out
 
 
@@ -80,7 +80,7 @@ def last_message(
         one_pass.shard.write(logs, values + (high - nearest)[..., None])
         one_pass.shard.write(shifts, last.shifts + nearest)
 
-    run_passes(ctx, passes("last_message", ctx, chain, workspace, backward=backward), work)
+    run_passes(passes("last_message", ctx, chain, workspace, backward=backward), work)
     return logs, shifts
 
 
@@ -118,11 +118,8 @@ def filtered(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:
             maxima = maxima[..., 0]
         sums = ctx.row_sums(weights)
         mantissas, exponents = scaled.split(ctx, sums)
-        parts = total, *_ = (
-            xp.log(mantissas) + maxima,
-            updated.shifts,
-            updated.exponents + exponents,
-        )
+        total = xp.log(mantissas) + maxima
+        parts = total, updated.shifts, updated.exponents + exponents
         if not steps.start:
             # The message before the first step is 1.
             for x in parts:
@@ -136,5 +133,5 @@ def filtered(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:
         ratios = xp.where(xp.isfinite(total)[1:, ...], ratios, total[1:, ...])
         write_steps(normalizers, shard, steps, ratios, 0.0)
 
-    run_passes(ctx, passes("filtered", ctx, chain, workspace), work)
+    run_passes(passes("filtered", ctx, chain, workspace), work)
     return probabilities, normalizers

@@ -12,13 +12,7 @@ import numpy as np
 from arraylogchain import _select
 from arraylogchain._backends import shards
 from arraylogchain._backends.array import ArrayBackend
-from arraylogchain._backends.interface import (
-    Backend,
-    Keep,
-    Messages,
-    SegmentMessages,
-    WholeChains,
-)
+from arraylogchain._backends.interface import Backend, Keep, Messages, SegmentMessages, WholeChains
 from arraylogchain._backends.shards import Shard
 from arraylogchain._chains.accumulate import Accumulator
 from arraylogchain._chains.planning import ChainSizes, plan_shards
@@ -56,7 +50,7 @@ class Pass:
         After the last segment that has run.
     log_z : array [groups, rows]
         After a forward pass.
-    whole : WholeChains or None
+    stored_chains : WholeChains or None
         Result of `log_partition` for whole chains, with stored messages.
     declined : list of Pass or None
         One pass for each row that a call for whole chains declined; None without such a result.
@@ -74,7 +68,7 @@ class Pass:
     stored: list[Messages | None] = field(default_factory=list)
     carry: Any = None
     log_z: Array = None
-    whole: WholeChains | None = None
+    stored_chains: WholeChains | None = None
     declined: list[Pass] | None = None
 
     def whole_chains(self, method: str, *args: Any) -> Any:
@@ -86,11 +80,11 @@ class Pass:
         """
         function = getattr(self.backend, method, None) if _select.FUSED else None
         result = None if function is None else function(*args)
-        if result is None or (num_declined := np.count_nonzero(result.declined)) > (
-            result.declined.size // 8
-        ):
+        if result is None or np.count_nonzero(result.declined) > result.declined.size // 8:
             return None
-        self.declined = self.of_rows(result.declined) if num_declined else []
+        self.declined = (
+            self.row_passes(result.declined) if np.count_nonzero(result.declined) else []
+        )
         return result
 
     def fused(self, method: str, *args: Any) -> Any:
@@ -106,7 +100,7 @@ class Pass:
     def again(self) -> Pass:
         """Return a pass over the same shard that has not run, with a backend of its own."""
         new = self.with_new_backend()
-        return replace(new, checkpoints=[], stored=[], whole=None, declined=None)
+        return replace(new, checkpoints=[], stored=[], stored_chains=None, declined=None)
 
     def with_new_backend(self) -> Pass:
         """Return this pass with a backend of its own, which has prepared no matrices.
@@ -115,7 +109,7 @@ class Pass:
         """
         return replace(self, backend=type(self.backend)(self.shard, self.workspace))
 
-    def of_rows(self, declined: np.ndarray) -> list[Pass]:
+    def row_passes(self, declined: np.ndarray) -> list[Pass]:
         """Return passes over single rows, those that a mask [groups, rows] selects."""
         size = self.segments[0].stop - self.segments[0].start
         return [
@@ -156,7 +150,12 @@ class Pass:
     def log_partition(self) -> Array:
         """Return log Z, [groups, rows], after the last segment."""
         log_z = self.fused("final_log_partition", self.carry)
-        return log_partition_of(self.shard, self.carry) if log_z is None else log_z
+        if log_z is None and "final" not in self.shard.views:
+            log_z = self.carry.log_sums
+        if log_z is not None:
+            return log_z
+        last = last_logs(self.shard, self.carry)
+        return add_scale(log_sum(self.shard.ctx.xp, last.values), last.shifts, last.exponents)
 
     def stored_messages(self, n: int) -> Messages:
         """Return the updated messages of segment n, recomputed if they were not stored."""
@@ -217,41 +216,22 @@ def passes(
     if operation != "best_paths":  # no kernels trace several paths
         num_arrays = min(num_arrays, getattr(backend, "segment_arrays", num_arrays))
     # Groups of different lengths are sorted, which copies their matrices.
-    copies_matrices = chain.lengths is not None and chain.sizes[0] > 1
-    sizes = ChainSizes(
-        *chain.sizes,
-        chain.num_steps,
-        chain.num_states,
-        chain.has_one_matrix,
-        backend.holds_matrices or copies_matrices,
-    )
+    holds_matrices = backend.holds_matrices or (chain.lengths is not None and chain.sizes[0] > 1)
+    T, K = chain.num_steps, chain.num_states
+    sizes = ChainSizes(*chain.sizes, T, K, chain.has_one_matrix, holds_matrices)
     itemsize = 8 if backend.max_useful_rows else ctx.precision.itemsize
-    plan = plan_shards(
-        sizes, backend, itemsize, workspace, needs_history, num_arrays, 4 * ctx.block
-    )
+    elements = 4 * ctx.block
+    plan = plan_shards(sizes, backend, itemsize, workspace, needs_history, num_arrays, elements)
     max_product = operation in _select.MAX_PRODUCT_OPERATIONS
     for shard in shards.shards(ctx, chain, plan.groups, plan.rows):
-        yield Pass(
-            shard,
-            backend(shard, plan.workspace),
-            (
-                list(chunks(shard.num_steps, plan.steps))
-                if shard.num_steps > plan.steps
-                else [slice(0, shard.num_steps)]
-            ),
-            backward,
-            plan.store_messages,
-            plan.workspace,
-            plan.parallel,
-            max_product,
-        )
+        steps = slice(0, shard.num_steps)
+        segments = [steps] if steps.stop <= plan.steps else list(chunks(steps.stop, plan.steps))
+        limits = plan.store_messages, plan.workspace, plan.parallel
+        yield Pass(shard, backend(shard, plan.workspace), segments, backward, *limits, max_product)
 
 
 def run_passes(
-    ctx: Context,
-    all_passes: Iterable[Pass],
-    work: Callable[..., Any],
-    accumulator: Accumulator | None = None,
+    all_passes: Iterable[Pass], work: Callable[..., Any], accumulator: Accumulator | None = None
 ) -> None:
     """Call ``work(one_pass)``, or ``work(one_pass, accumulator)``, for all passes.
 
@@ -265,20 +245,12 @@ def run_passes(
         if len(group) == 1:
             work(first) if accumulator is None else work(first, accumulator)
         elif accumulator is None:
-            ctx.run_all(work, group)
+            first.shard.ctx.run_all(work, group)
         else:
             parts = [(one_pass, accumulator.zeros_like()) for one_pass in group]
-            ctx.run_all(lambda part: work(*part), parts)
+            first.shard.ctx.run_all(lambda part: work(*part), parts)
             for _, part in parts:
                 accumulator.join(part)
-
-
-def log_partition_of(shard: Shard, last: Messages) -> Array:
-    """Return log Z, [groups, rows], from the last forward message."""
-    if last.log_sums is not None and "final" not in shard.views:
-        return last.log_sums
-    messages = last_logs(shard, last)
-    return add_scale(log_sum(shard.ctx.xp, messages.values), messages.shifts, messages.exponents)
 
 
 def last_logs(shard: Shard, last: Messages) -> Messages:

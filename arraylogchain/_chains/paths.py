@@ -1,6 +1,6 @@
 """Best paths and exact samples, by a forward pass and a backtrace.
 
-The best weight up to a state is an exact bound for what precedes a suffix of a path. So the n best
+The best weight up to a state is an exact bound for all paths that lead to a suffix. So the n best
 paths end in the n best suffixes from any step on, and the backtrace keeps no others.
 
 Backends may find best paths of whole chains in one call. Segments do not store predecessors: the
@@ -15,12 +15,7 @@ import math
 
 import numpy as np
 
-from arraylogchain._backends.array_backtraces import (
-    below_largest,
-    draw_states,
-    relative,
-    smallest,
-)
+from arraylogchain._backends.array_backtraces import below_largest, draw_states, relative, smallest
 from arraylogchain._backends.interface import Suffixes
 from arraylogchain._backends.shards import Shard
 from arraylogchain._chains.passes import Pass, last_logs, passes, run_passes, write_steps
@@ -47,17 +42,14 @@ def viterbi(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:
 
     def work(forward_pass: Pass) -> None:
         shard = forward_pass.shard
-        if (whole := forward_pass.whole_chains("best_paths")) is not None:
-            shard.write(states, whole.states, (slice(shard.num_steps),))
-            shard.write(weights, whole.log_weights)
+        if (result := forward_pass.whole_chains("best_paths")) is not None:
+            shard.write(states, result.states, (slice(shard.num_steps),))
+            shard.write(weights, result.log_weights)
         for one_pass in forward_pass.remaining:
-            by_segments(one_pass)
-
-    def by_segments(forward_pass: Pass) -> None:
-        forward_pass.run_and_store()
-        if not forward_pass.fused("backtrace_paths", forward_pass, states, weights):
-            backtrace(forward_pass)
-        forward_pass.stored.clear()  # frees memory for the next shard
+            one_pass.run_and_store()
+            if not one_pass.fused("backtrace_paths", one_pass, states, weights):
+                backtrace(one_pass)
+            one_pass.stored.clear()  # frees memory for the next shard
 
     def backtrace(forward_pass: Pass) -> None:
         backend, shard = forward_pass.backend, forward_pass.shard
@@ -70,18 +62,18 @@ def viterbi(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:
             after = path[0, ...]
             write_steps(states, shard, steps, xp.where(has_path, path, no_path), -1)
 
-    run_passes(ctx, passes("viterbi", ctx, chain, workspace, needs_history=True), work)
+    run_passes(passes("viterbi", ctx, chain, workspace, needs_history=True), work)
     return states, weights
 
 
 def best_message(ctx: Context, chain: Chain, workspace: int) -> Array:
-    """Return the last max-product message in logs, [*batch, K], up to a shift of each row."""
+    """Return the last max-product message in log space, [*batch, K], up to a shift of each row."""
     out = ctx.empty((*chain.batch, chain.num_states), ctx.dtype(ctx.widest))
 
     def work(one_pass: Pass) -> None:
         one_pass.shard.write(out, one_pass.final_carry().values)
 
-    run_passes(ctx, passes("best_message", ctx, chain, workspace), work)
+    run_passes(passes("best_message", ctx, chain, workspace), work)
     return out
 
 
@@ -119,10 +111,7 @@ def best_paths(ctx: Context, chain: Chain, workspace: int, num_paths: int) -> tu
 
     # Links, states and their copies.
     num_arrays = 10 + -(-_ARRAYS_OF_PATHS * num_paths // chain.num_states)
-    all_passes = passes(
-        "best_paths", ctx, chain, workspace, needs_history=True, num_arrays=num_arrays
-    )
-    run_passes(ctx, all_passes, work)
+    run_passes(passes("best_paths", ctx, chain, workspace, True, num_arrays=num_arrays), work)
     return states, weights
 
 
@@ -130,8 +119,8 @@ def _last_states(ctx: Context, last: Array, num_paths: int) -> Suffixes:
     """Return the best last states, given the logs of their weights [groups, rows, K]."""
     xp, K = ctx.xp, int(last.shape[-1])
     shape = (*last.shape[:-1], max(0, num_paths - K))
-    nothing = xp.full(shape, -math.inf, dtype=last.dtype, device=ctx.device)
-    losses, states = smallest(xp, below_largest(xp, xp.concat([last, nothing], axis=-1)), num_paths)
+    padding = xp.full(shape, -math.inf, dtype=last.dtype, device=ctx.device)
+    losses, states = smallest(xp, below_largest(xp, xp.concat([last, padding], axis=-1)), num_paths)
     return Suffixes(states % K, losses)
 
 
@@ -139,9 +128,9 @@ def sample(ctx: Context, chain: Chain, workspace: int, out: Array, uniforms: Arr
     """Write paths into `out`, [num_samples, *batch, T]; -1 past the end.
 
     States are 0 where no path has a positive weight, and -1 where the sum of weights is NaN.
-    `uniforms` are numbers in [0, 1) of the same shape, which may share the memory of `out`: those
-    of a step are read before its states are written. At a row's last step, -1 - k stands for state
-    k.
+    `uniforms` are numbers in [0, 1) of the same shape, which may share the memory of `out`: the
+    numbers of a step are read before its states are written. At a row's last step, -1 - k stands
+    for state k.
     """
     xp, order = ctx.xp, (*range(1, out.ndim), 0)
     paths, numbers = (xp.permute_dims(x, order) for x in (out, uniforms))
@@ -176,7 +165,7 @@ def sample(ctx: Context, chain: Chain, workspace: int, out: Array, uniforms: Arr
                 path = xp.where(has_path, path, no_path)
                 write_steps(paths[..., samples], shard, steps, path, -1)
 
-    run_passes(ctx, passes("sample", ctx, chain, workspace // 2, needs_history=True), work)
+    run_passes(passes("sample", ctx, chain, workspace // 2, needs_history=True), work)
 
 
 def _states_without_path(ctx: Context, weights: Array) -> Array:

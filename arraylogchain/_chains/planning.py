@@ -75,7 +75,7 @@ class _ShardMemory(NamedTuple):
     groups : int
         Most groups of a shard.
     step : int
-        A step of a row in a segment: its arrays, and what has no K (scales, sums, factors, masks).
+        A step of a row in a segment: its arrays, scales, sums, factors and masks.
     stored_step : int
         A stored step of a row.
     matrix : int
@@ -112,9 +112,9 @@ class _ShardMemory(NamedTuple):
         """Return the number of steps of a segment that fit besides messages and checkpoints."""
         free = self.workspace - self.workspace // 4
         if self.needs_history:
-            free -= self.checkpoints(rows, self.workspace // 4 // self.segment_step(rows)) * (
-                2 if self.store_messages else 1  # stored messages repeat their checkpoint
-            )
+            copies = 2 if self.store_messages else 1  # stored messages repeat their checkpoint
+            steps = self.workspace // 4 // self.segment_step(rows)
+            free -= copies * self.checkpoints(rows, steps)
             free -= self.stored(rows) if self.store_messages else 0
         return free // self.segment_step(rows)
 
@@ -154,7 +154,7 @@ def plan_shards(
     total_rows = sizes.groups * sizes.rows
     max_rows = min(total_rows, backend.max_useful_rows or total_rows)
     step, stored_step = itemsize * num_arrays * sizes.states + 104, itemsize * sizes.states + 16
-    # One matrix, or those of four steps, may take a quarter of the workspace.
+    # One matrix, or the matrices of four steps, may take a quarter of the workspace.
     matrix = BYTES_PER_MATRIX_ENTRY * sizes.states**2 * sizes.holds_matrices
     share = 4 if sizes.has_one_matrix else 16
     parallel = 1

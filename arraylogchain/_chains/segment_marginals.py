@@ -87,7 +87,7 @@ class SegmentMarginals:
     alpha, beta : Messages [n, groups, rows, K]
         Forward and backward messages.
     beta_x : Messages [n + 1, groups, rows, K]
-        Backward messages times potentials, including those of the step after the segment.
+        Backward messages times potentials, of the step after the segment too.
 
     Attributes
     ----------
@@ -98,12 +98,7 @@ class SegmentMarginals:
     needs_small_pairs = False
 
     def __init__(
-        self,
-        sums: ShardSums,
-        steps: slice,
-        alpha: Messages,
-        beta: Messages,
-        beta_x: Messages,
+        self, sums: ShardSums, steps: slice, alpha: Messages, beta: Messages, beta_x: Messages
     ) -> None:
         self.sums, self.shard, self.ctx = sums, sums.shard, sums.shard.ctx
         self.cotangents, self.precision = sums.cotangents, sums.cotangents.precision
@@ -113,7 +108,7 @@ class SegmentMarginals:
             num_pairs = min(steps.stop, self.shard.num_steps - 1) - steps.start
         # Transition i leads from step i of the segment to step i + 1.
         self.sources, self.targets = slice(0, num_pairs), slice(1, num_pairs + 1)
-        # Masks [n, groups, rows] of what contributes nothing; None if everything contributes.
+        # Masks [n, groups, rows] of terms that are 0; None if there are none.
         is_zero = sums.cotangents.is_zero
         self.no_state = self.no_pair = is_zero
         is_valid = self.shard.valid_steps(slice(steps.start, steps.stop + 1))
@@ -141,10 +136,8 @@ class SegmentMarginals:
         if self.sources.stop:
             right = self.beta_x.weights(ctx)[self.targets, ...]
             right *= factors[self.sources, ..., None]  # in place: beta_x is not used again
-            self._add_linear_pairs(
-                self.where(self.no_pair, 0.0, alpha[self.sources, ...]),
-                self.where(self.no_pair, 0.0, right),
-            )
+            left = self.where(self.no_pair, 0.0, alpha[self.sources, ...])
+            self._add_linear_pairs(left, self.where(self.no_pair, 0.0, right))
         marginals *= factors[..., None]
         return marginals
 
@@ -163,10 +156,8 @@ class SegmentMarginals:
                     for t in chunks(num_steps, step_count)
                 )
             else:
-                pairs = ctx.multiply(
-                    shard.by_matrix(left[transitions, ...]).mT,
-                    shard.by_matrix(right[transitions, ...])[..., columns],
-                )
+                u, v = (shard.by_matrix(x[transitions, ...]) for x in (left, right))
+                pairs = ctx.multiply(u.mT, v[..., columns])
             scale = log_scale if chain.has_one_matrix else log_scale[transitions, ...]
             scale = ctx.load(shard.by_matrix(scale[..., None]), self.precision)
             if not self.sums.accumulator.by_logs:
@@ -253,16 +244,13 @@ class SegmentMarginals:
             negligible = None
             if self.sums.accumulator.by_logs:
                 offset, offset_rest = max_log_g + (log_P - column_max), log_P_rest
-            if self.sums.accumulator.by_logs and not self.needs_small_pairs:
-                # Entries that contribute less than an eps of one count need not be accurate.
-                negligible = self.cotangents.log_threshold() - (offset + offset_rest)
-                negligible = ctx.load(negligible, precision)
-            factors = (
-                Operand(ctx, u.mT, 0, precision=precision),
-                Operand(ctx, v, 1, precision=precision),
-            )
+                if not self.needs_small_pairs:
+                    # Entries that contribute less than an eps of one count need not be accurate.
+                    negligible = self.cotangents.log_threshold() - (offset + offset_rest)
+                    negligible = ctx.load(negligible, precision)
+            a, b = (Operand(ctx, x, i, precision=precision) for i, x in enumerate((u.mT, v)))
             out = ctx.empty((u.shape[0], u.shape[2], v.shape[2]), left.dtype)
-            certified_product(ctx, *factors, out, self.sums.workspace, lower_limit=negligible)
+            certified_product(ctx, a, b, out, self.sums.workspace, lower_limit=negligible)
             pairs = sign * exp_of_split(ctx, offset, offset_rest + ctx.load(out, ctx.widest))
             pairs = xp.where(out == -math.inf, 0.0, pairs)
             self._add_pairs(pairs, transitions, columns)

@@ -71,8 +71,8 @@ class Fold:
         nd = len(self.a_shape)
         a_axes, b_axes = (*self.row_axes, nd - 2), (*self.col_axes, nd - 1)
         dropped = (self.col_axes, self.row_axes, ())[side]
-        kept = ((*a_axes, nd - 1), (nd - 2, *b_axes), (*a_axes, *b_axes))[side]
-        return len(dropped), (*dropped, *self.batch_axes, *kept)
+        in_view = ((*a_axes, nd - 1), (nd - 2, *b_axes), (*a_axes, *b_axes))[side]
+        return len(dropped), (*dropped, *self.batch_axes, *in_view)
 
 
 @lru_cache(maxsize=256)

@@ -23,23 +23,9 @@ class Precision:
     cotangents: tuple[float, float]  # least and largest magnitude, of those that are not 0
 
 
-SINGLE = Precision(
-    "float32",
-    4,
-    2.0**-23,
-    2.0**-126,
-    127,
-    normalizers=(2.0**-55, 2.0**80),
-    cotangents=(2.0**-20, 2.0**20),
-)
+SINGLE = Precision("float32", 4, 2.0**-23, 2.0**-126, 127, (2.0**-55, 2.0**80), (2.0**-20, 2.0**20))
 DOUBLE = Precision(
-    "float64",
-    8,
-    2.0**-52,
-    2.0**-1022,
-    1023,
-    normalizers=(2.0**-116, 2.0**900),
-    cotangents=(2.0**-64, 2.0**64),
+    "float64", 8, 2.0**-52, 2.0**-1022, 1023, (2.0**-116, 2.0**900), (2.0**-64, 2.0**64)
 )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from arraylogchain._core.context import Array, Context
 
-# log(2) in two parts. The first has 9 bits: times a whole number of fewer bits it is exact.
+# log(2) in two parts. The first has 9 bits: its product with an integer is exact up to 44 bits.
 LN2_HIGH = 355 / 512
 LN2_LOW = -2.1219444005469057e-4
 

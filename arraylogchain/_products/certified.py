@@ -114,7 +114,7 @@ def certified_product(
     chunk : int, optional
         Number of terms whose weights are in memory at a time; default: all of them.
     lower_limit : array, optional
-        Optional lower limit, in logs that broadcast to `out`. Entries proved to lie below it are
+        Logarithms that broadcast to `out`. Entries proved to lie below it are
         not recomputed: their absolute error is negligible to the caller.
     """
     multiply_weights(ctx, left, right, out, chunk)
@@ -138,16 +138,14 @@ def certified_product(
                 have_terms = have_terms | (xp.matmul(a.present(k), b.present(k)) > 0)
             out[box] = xp.where(uncertified_part & ~have_terms, -math.inf, out[box])
             uncertified_part = uncertified_part & have_terms
-        if (
-            ctx.widest is not left.precision
-            and int(xp.count_nonzero(uncertified_part)) > dense_count
-        ):
+        num_uncertified = int(xp.count_nonzero(uncertified_part))
+        if num_uncertified > dense_count and ctx.widest is not left.precision:
             # Entries certified in float32 are certified in float64 too.
             wide = ctx.empty(uncertified_part.shape, ctx.dtype(ctx.widest))
             a, b = left.part(box, ctx.widest), right.part(box, ctx.widest)
             certified_product(ctx, a, b, wide, workspace // 2, num_terms)
             out[box] = xp.where(uncertified_part, xp.astype(wide, out.dtype), out[box])
-        elif bool(xp.any(uncertified_part)):
+        elif num_uncertified:
             logsumexp_where(ctx, out[box], a, b, uncertified_part, num_terms)
 
 
@@ -221,7 +219,7 @@ def logsumexp_where(
     if loops is not None:
         loops.logsumexp_where(out, left.logs(), right.logs(), requested)
         return
-    entries = _Entries(ctx, (left, right), False, requested, chunk)
+    entries = _Entries((left, right), False, requested, chunk)
     maxima, term_sums = entries.maxima_and_sums()
     values = xp.where(xp.isfinite(maxima), maxima + xp.log(term_sums), maxima)
     out[requested] = xp.astype(values, out.dtype, copy=False)
@@ -238,12 +236,10 @@ def gradients_where(
     xp = ctx.xp
     loops = _loops(ctx, left, right, chunk)
     if loops is not None:
-        yield (
-            slice(None),
-            loops.gradients_where(left.shifted_logs(), right.shifted_logs(), requested, h),
-        )
+        logs = left.shifted_logs(), right.shifted_logs()
+        yield slice(None), loops.gradients_where(*logs, requested, h)
         return
-    entries = _Entries(ctx, (left, right), True, requested, chunk)
+    entries = _Entries((left, right), True, requested, chunk)
     maxima, term_sums = entries.maxima_and_sums()
     maxima = xp.where(xp.isfinite(maxima), maxima, math.inf)
     weights = ctx.load(h[requested], left.precision)
@@ -280,21 +276,16 @@ class _Entries:
     """
 
     def __init__(
-        self,
-        ctx: Context,
-        operands: tuple[Operand, Operand],
-        shifted: bool,
-        requested: Array,
-        chunk: int,
+        self, operands: tuple[Operand, Operand], shifted: bool, requested: Array, chunk: int
     ) -> None:
-        self.ctx, self.operands, self.shifted = ctx, operands, shifted
-        at, row, col = ctx.xp.nonzero(requested)
+        ctx, self.operands, self.shifted = operands[0].ctx, operands, shifted
+        self.ctx, (at, row, col) = ctx, ctx.xp.nonzero(requested)
         self.places = row + at * requested.shape[1], col + at * requested.shape[2]
         self.inner = int(operands[0].values.shape[-1])
         self.chunk = min(self.inner, chunk, ctx.block)
 
     def lines(self) -> Iterator[tuple[slice, list[Array]]]:
-        """Yield slices of terms k, with those of all rows and of all columns, [lines, k]."""
+        """Yield slices of terms k, with the terms of all rows and of all columns, [lines, k]."""
         xp = self.ctx.xp
         for k in chunks(self.inner, self.chunk):
             left, right = (x.shifted_logs(k) if self.shifted else x.logs(k) for x in self.operands)
@@ -303,12 +294,10 @@ class _Entries:
 
     def terms(self, lines: list[Array]) -> Iterator[tuple[slice, Array]]:
         """Yield slices of entries, and their terms [entries, k]."""
+        take, (rows, columns) = self.ctx.xp.take, lines
         for e in chunks(int(self.places[0].shape[0]), max(1, self.ctx.block // self.chunk)):
-            a_terms, b_terms = (
-                self.ctx.xp.take(x, place[e], axis=0)
-                for x, place in zip(lines, self.places, strict=True)
-            )
-            yield e, a_terms + b_terms
+            row, column = (place[e] for place in self.places)
+            yield e, take(rows, row, axis=0) + take(columns, column, axis=0)
 
     def maxima_and_sums(self) -> tuple[Array, Array]:
         """Return, for each entry, the maximum of its terms and the sum of exp(term - maximum)."""

@@ -91,7 +91,7 @@ def whole_maxima(xp: Any, x: Array, axis: Any = (-2, -1)) -> Array:
 
 
 def shifts(xp: Any, x: Array, count: int) -> Array:
-    """Return the shifts [..., 1, 1] of matrices of which `count` are multiplied.
+    """Return the shifts [..., 1, 1] of matrices in a product of `count` matrices.
 
     Products of two matrices need none, as no intermediate product can overflow.
     """
@@ -116,9 +116,8 @@ def sums_overflow(xp: Any, arrays: Sequence[Array], count: int, precision: Preci
 
 def _with_range(ctx: Context, arrays: Sequence[Array], count: int) -> Context:
     """Return a context that computes in float64 if float32 may overflow and values can be read."""
-    if ctx.widest is ctx.precision or not are_readable(*arrays):
-        return ctx
-    if not sums_overflow(ctx.xp, arrays, count, ctx.precision):
+    is_wide = ctx.widest is ctx.precision or not are_readable(*arrays)
+    if is_wide or not sums_overflow(ctx.xp, arrays, count, ctx.precision):
         return ctx
     return replace(ctx, precision=ctx.widest)
 
@@ -175,10 +174,8 @@ def multiply_stack(ctx: Context, stack: Array, budget: int) -> Array:
                 group = part[..., n.start + 1 : n.stop + 1, :, :]
                 maxima, result = ctx.load(shifts(xp, group, count), ctx.precision), xp.empty_like(x)
                 for cols in chunks(size, lines):
-                    factor, _ = _in_pairs(
-                        xp, ctx.load(group[..., cols], ctx.precision) - maxima, multiply
-                    )
-                    result[..., cols] = multiply(x, factor)[0]
+                    factors = ctx.load(group[..., cols], ctx.precision) - maxima
+                    result[..., cols] = multiply(x, _in_pairs(xp, factors, multiply)[0])[0]
                 x = result
                 offset = offset + xp.sum(ctx.load(maxima, ctx.widest) * scale, axis=-3)
             x = (ctx.load(x, ctx.widest) * scale + offset) / scale
@@ -188,9 +185,10 @@ def multiply_stack(ctx: Context, stack: Array, budget: int) -> Array:
 
 def multiplier(ctx: Context, budget: int, has_nan: Array | bool | None) -> Multiply:
     """Return a `Multiply` of arrays in memory, without pullbacks if `has_nan` is None."""
-    inner = replace(ctx, result_name=ctx.precision.name)
 
     def multiply(a: Array, b: Array) -> tuple[Array, Any]:
+        precision = ctx.widest if a.dtype == ctx.dtype(ctx.widest) else ctx.precision
+        inner = replace(ctx, precision=precision, result_name=precision.name)
         layout = fold(shape_of(a), shape_of(b))
         product = logmatmulexp(inner, layout, a, b, budget)
 
@@ -208,17 +206,13 @@ def chain_and_pullback(
     ctx: Context, matrices: Sequence[Array], is_stack: bool, budget: int
 ) -> tuple[Array, Callable[[Array], list[Array]]]:
     """Return the product of a sequence of matrices, or of one stack, and its pullback."""
-    xp, ctx = (
-        ctx.xp,
-        _with_range(ctx, matrices, matrices[0].shape[-3] if is_stack else len(matrices)),
-    )
+    xp, count = ctx.xp, matrices[0].shape[-3] if is_stack else len(matrices)
+    ctx = _with_range(ctx, matrices, count)
     loaded = [ctx.load(x, ctx.precision) for x in matrices]
     # NaN in products may also come from +inf meeting -inf, which has no gradient.
+    # The flag of an array on a device is not waited for.
     maxima = [xp.max(x) for x in loaded if 0 not in x.shape]
-    if ctx.kernels is None:
-        has_nan: Any = any(math.isnan(float(x)) for x in maxima)
-    else:  # a flag on the device, which is not waited for
-        has_nan = xp.any(xp.isnan(xp.stack(maxima))) if maxima else False
+    has_nan = xp.any(xp.isnan(xp.stack(maxima))) if maxima else False
     multiply = multiplier(ctx, budget, has_nan)
     function, x = (product_of_stack, loaded[0]) if is_stack else (product_of_sequence, loaded)
     value, pull = function(xp, x, multiply, ctx.dtype(ctx.widest))

@@ -30,21 +30,19 @@ def logsumexp_where(out: Array, a: Array, b: Array, requested: Array) -> None:
     left, right = (np.array(x, np.float64, order="C") for x in (a, np.swapaxes(b, -1, -2)))
     result, requested = np.array(out, np.float64, order="C"), np.ascontiguousarray(requested)
     inner, reach = left.shape[-1], _reach(left)
-    for n in range(requested.shape[0]):
+    batch, rows, cols = requested.shape
 
-        def compute(start: int, stop: int, n: int = n) -> None:
-            rows = slice(start, stop)
-            _logsumexps(left[n, rows], right[n], reach, requested[n, rows], result[n, rows])
+    def compute(start: int, stop: int) -> None:
+        _logsumexps(left, right, reach, requested, result, start, stop)
 
-        rows, cols = requested.shape[1:]
-        threads.run_blocks(compute, rows, max(1, _BLOCK // (inner * cols)))
+    threads.run_blocks(compute, batch * rows, max(1, _BLOCK // (inner * cols)))
     out[...] = result
 
 
 def gradients_where(a: Array, b: Array, requested: Array, h: Array) -> tuple[Array, Array]:
     """Return gradients of the sum of h times the requested entries of `log(exp(a) @ exp(b))`.
 
-    The arguments are those of `logsumexp_where`, and h [batch, rows, cols]; the results are
+    The arguments are as for `logsumexp_where`, and h [batch, rows, cols]; the results are
     [batch, rows, K] and [batch, cols, K]. Entries without a finite term contribute 0.
     """
     left, right = (np.array(x, np.float64, order="C") for x in (a, np.swapaxes(b, -1, -2)))
@@ -68,7 +66,7 @@ def _in_order(bits: int) -> int:
 
 @inlined
 def _largest(x: Floats, y: Floats) -> float:
-    """Return the largest x[k] + y[k], none of which is NaN.
+    """Return the largest x[k] + y[k], given that none is NaN.
 
     Integers are compared, so that the compiler may reorder comparisons and vectorize the loop.
     """
@@ -90,24 +88,28 @@ def _sum(x: Floats, y: Floats, threshold: float, top: float) -> float:
 
 
 @compiled
-def _logsumexps(a: Floats, b: Floats, reach: float, requested: Array, out: Floats) -> None:
-    """Write the logs of the sums over k of exp(a[i, k] + b[j, k]), none of which is NaN.
+def _logsumexps(
+    a: Floats, b: Floats, reach: float, requested: Array, out: Floats, start: int, stop: int
+) -> None:
+    """Write the logs of the sums over k of exp(a[n, i, k] + b[n, j, k]), if none is NaN.
 
-    Terms more than `reach` below the largest cannot change a sum and are skipped. On wide ranges a
-    single term often remains, so terms are counted first.
+    Rows i are numbered through the batch, from `start` to `stop`. Terms more than `reach` below the
+    largest cannot change a sum and are skipped. On wide ranges a single term often remains, so
+    terms are counted first.
     """
-    for i in range(out.shape[0]):
-        for j in range(out.shape[1]):
-            if not requested[i, j]:
+    for row in range(start, stop):
+        n, i = divmod(row, out.shape[1])
+        for j in range(out.shape[2]):
+            if not requested[n, i, j]:
                 continue
-            x, y = a[i], b[j]
+            x, y = a[n, i], b[n, j]
             top = _largest(x, y)
             threshold, count = top - reach, 0
             for k in range(len(x)):
                 count += x[k] + y[k] >= threshold
             if count > 1 and top > -np.inf:
                 top += math.log(_sum(x, y, threshold, top))
-            out[i, j] = top
+            out[n, i, j] = top
 
 
 @compiled

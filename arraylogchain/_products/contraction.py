@@ -15,12 +15,7 @@ import numpy as np
 
 from arraylogchain._core.context import Array
 from arraylogchain._core.scaled import whole_part
-from arraylogchain._inputs.arrays import (
-    are_readable,
-    dtype_name,
-    native_context,
-    promote,
-)
+from arraylogchain._inputs.arrays import are_readable, dtype_name, native_context, promote
 from arraylogchain._inputs.tensors import detached
 from arraylogchain._products.chainexp import scale_of_sums, sums_overflow
 
@@ -156,9 +151,8 @@ def _operand(xp: Any, i: int, x: Array, term: str, sizes: dict[str, int]) -> _Fa
     shape = x.shape
     kept_axes = [axis for axis, c in enumerate(term) if shape[axis] == sizes.get(c, shape[axis])]
     x = xp.reshape(x, tuple(shape[axis] for axis in kept_axes))
-    return _Factor(
-        x, "".join(term[axis] for axis in kept_axes), lambda g: pull(xp.reshape(g, shape))
-    )
+    term = "".join(term[axis] for axis in kept_axes)
+    return _Factor(x, term, lambda g: pull(xp.reshape(g, shape)))
 
 
 def _diagonal(xp: Any, factor: _Factor) -> _Factor:

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from arraylogchain._core import precision as precision_module
 from arraylogchain._core.axes import Box, Fold, chunks, within
 from arraylogchain._core.context import Array, Context, shape_of
+from arraylogchain._core.precision import threshold
 from arraylogchain._products import certified
 from arraylogchain._products.operand import Operand, PullbackInputs
 from arraylogchain._products.tiling import panels, tile_product, with_small_blocks
@@ -64,8 +64,8 @@ def logmatmulexp_gradients(
     xp, precision, (batch, rows, cols, inner) = ctx.xp, ctx.precision, layout.sizes
     a, b, out, g = arrays
     small = layout.is_identity and a.ndim == b.ndim > 1
-    if small and certified.is_small(ctx, layout) and (both := _small(ctx, a, b, g)):
-        return both[0] if requested[0] else None, both[1] if requested[1] else None
+    if small and certified.is_small(ctx, layout) and (pair := _small(ctx, a, b, g)):
+        return pair[0] if requested[0] else None, pair[1] if requested[1] else None
     gradient_sums = {
         side: xp.zeros(shape, dtype=ctx.dtype(precision), device=ctx.device)
         for side, shape in enumerate([(batch, rows, inner), (batch, inner, cols)])
@@ -103,11 +103,11 @@ def _small(ctx: Context, a: Array, b: Array, g: Array) -> tuple[Array, Array] | 
     a_logs, b_logs, g = (ctx.load(x, ctx.precision) for x in (a, b, g))
     left, right = np.exp(a_logs), np.exp(b_logs)
     weights = g / (left @ right)
-    # False for infinities and NaN too. A nonzero g over a large sum must not underflow.
-    is_certified = ctx.are_within(_LARGEST_WEIGHT, weights)
-    if not is_certified or np.count_nonzero(abs(weights) >= ctx.precision.tiny) < np.count_nonzero(
-        g
-    ):
+    # False for infinities and NaN too.
+    if not ctx.are_within(_LARGEST_WEIGHT, weights):
+        return None
+    # A nonzero g over a large sum must not underflow.
+    if np.count_nonzero(abs(weights) >= ctx.precision.tiny) < np.count_nonzero(g):
         return None
     da, db = left * (weights @ right.mT), right * (left.mT @ weights)
     return ctx.cast(da, a.dtype), ctx.cast(db, b.dtype)
@@ -138,9 +138,9 @@ class _Tile:
             if ctx.widest is not precision:
                 uncertified_part = tile._add_certified(None, g[box], uncertified_part)
             if uncertified_part is not None:
-                for k, (da, db) in certified.gradients_where(
-                    ctx, left, right, uncertified_part, g[box], chunk
-                ):
+                pair = left, right
+                parts = certified.gradients_where(ctx, *pair, uncertified_part, g[box], chunk)
+                for k, (da, db) in parts:
                     tile._add_sums(0, k, da)
                     tile._add_sums(1, k, db.mT)
 
@@ -154,16 +154,13 @@ class _Tile:
         quotients = ctx.empty(tuple(g.shape), ctx.dtype(precision))
         if out is None:
             certified.multiply_weights(ctx, left, right, quotients, self.chunk)
-        threshold, limit = (
-            precision_module.threshold(precision, inner),
-            2.0**precision.top / _HEADROOM,
-        )
+        limit, smallest = 2.0**precision.top / _HEADROOM, threshold(precision, inner)
         for box in ctx.blocks(quotients.shape):
             part, requested_part = quotients[box], requested[box]
             if out is not None:
                 offsets = (x.shift[within(box, x.shift.shape)] for x in (left, right))
                 part[...] = xp.exp(out[box] - sum(offsets))
-            is_certified = part >= threshold
+            is_certified = part >= smallest
             ctx.apply(xp.divide, ctx.load(g[box], precision), part, out=part)
             # NaN in g passes this test and stays.
             is_certified = is_certified & ~(xp.abs(part) > limit)

@@ -43,30 +43,28 @@ def matmul_gradients(
     g = layout.view(xp, g, 2)
     grad_a = grad_b = None
     if requested[0]:
-        grad_a = ctx.empty(layout.a_shape, a.dtype)
+        grad_a = ctx.empty(shape_of(a), a.dtype)
         turned = xp.moveaxis(layout.view(xp, b, 1), before, -1)
         groups = replace(layout, cols=layout.inner, inner=layout.cols)
         _contract(ctx, groups, g, turned, layout.view(xp, grad_a, 0), budget)
-        grad_a = xp.reshape(grad_a, shape_of(a))
     if requested[1]:
-        grad_b = ctx.empty(layout.b_shape, b.dtype)
+        grad_b = ctx.empty(shape_of(b), b.dtype)
         turned = xp.moveaxis(layout.view(xp, a, 0), -1, before)
         groups = replace(layout, rows=layout.inner, inner=layout.rows)
         _contract(ctx, groups, turned, g, layout.view(xp, grad_b, 1), budget)
-        grad_b = xp.reshape(grad_b, shape_of(b))
     return grad_a, grad_b
 
 
 def _contract(ctx: Context, groups: Fold, a: Array, b: Array, out: Array, budget: int) -> None:
     """Write the sums of a [*batch, *rows, *inner] times b [*batch, *inner, *cols] into `out`."""
     named = groups.batch, groups.rows, groups.cols, groups.inner
-    batch, rows, cols, inner = (math.prod(group) for group in named)
+    batch, rows, cols, inner = map(math.prod, named)
     sizes = batch, rows, cols, inner
     if 0 in sizes:
         out[...] = 0
         return
     xp, item, dtype = ctx.xp, ctx.precision.itemsize, ctx.dtype(ctx.precision)
-    nb, nr, nc, ni = (len(group) for group in named)
+    nb, nr, nc, ni = map(len, named)
     in_place = _is_ready(out, (nb, nr, nc), dtype)
     if in_place and _is_ready(a, (nb, nr, ni), dtype) and _is_ready(b, (nb, ni, nc), dtype):
         shapes = (batch, rows, inner), (batch, inner, cols), (batch, rows, cols)

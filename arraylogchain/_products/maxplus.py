@@ -44,9 +44,8 @@ def maxplus_matmul(
                 terms = a_values[:, :, None, :] + transposed[batch, cols, :][:, None, :, :]
                 where = xp.argmax(terms, axis=-1, keepdims=True)  # the smallest, on ties
                 top = xp.take_along_axis(terms, where, axis=-1)[..., 0]
-                where = where[..., 0]
+                where = where[..., 0] + k.start
                 if k.start:
-                    where = where + k.start
                     # Keep NaN and, on ties, the earlier index.
                     keep = xp.isnan(values[box]) | (values[box] >= top)
                     top = xp.where(keep, values[box], top)
@@ -68,12 +67,7 @@ def finite_terms(ctx: Context, values: Array, indices: Array, budget: int) -> Ar
 
 
 def maxplus_gradients(
-    ctx: Context,
-    layout: Fold,
-    shapes: Sequence[Shape],
-    terms: Array,
-    g: Array,
-    budget: int,
+    ctx: Context, layout: Fold, shapes: Sequence[Shape], terms: Array, g: Array, budget: int
 ) -> tuple[Array, Array]:
     """Return the gradients of sum(g * values), in the precision of the computation.
 
@@ -100,11 +94,8 @@ def maxplus_gradients(
     tiles = itertools.chain.from_iterable(panels(layout, tiling))
     for at in tiles if 0 not in layout.sizes else ():
         index, g_view = (at.read(xp, x, 2) for x in views)
-        has_gradient = index >= 0
-        k, weights = (
-            xp.where(has_gradient, index, 0),
-            xp.where(has_gradient, ctx.load(g_view, ctx.precision), 0.0),
-        )
+        weights = xp.where(index >= 0, ctx.load(g_view, ctx.precision), 0.0)
+        k = xp.where(index >= 0, index, 0)
         n, i, j = (
             xp.reshape(xp.arange(s.start, s.stop, dtype=k.dtype, device=ctx.device), shape)
             for s, shape in zip(at.flat, ((-1, 1, 1), (-1, 1), (-1,)), strict=True)

@@ -101,8 +101,8 @@ class Operand:
             top = xp.max(top, axis=(-2, -1), keepdims=True)
             if is_linear:
                 # Whether a matrix is scaled does not depend on the others: a step lacks some.
-                least, most = _UNSCALED_RANGE
-                top = xp.where((top >= least) & (top <= most), 0.0, xp.log2(top))
+                low, high = _UNSCALED_RANGE
+                top = xp.where((top >= low) & (top <= high), 0.0, xp.log2(top))
                 maxima = top
             self.common_scale = whole_part(xp, top)
         self.shift = whole_part(xp, maxima)
@@ -120,7 +120,7 @@ class Operand:
 
     @property
     def maxima(self) -> Array:
-        """Largest entry of every line, as given, [batch, m, 1] or [batch, 1, n]."""
+        """Largest entry of every line, [batch, m, 1] or [batch, 1, n]."""
         if self.largest is None:
             axis = -2 if self.side else -1
             self.largest = self.ctx.xp.max(self.values, axis=axis, keepdims=True)
@@ -161,9 +161,8 @@ class Operand:
         if self.offset is None:
             return self.weights()
         xp = self.ctx.xp
-        return self.weights() * xp.exp(
-            xp.clip(self.offset, max=0.0)
-        )  # offsets of zero lines may be large
+        # Offsets of zero lines may be large.
+        return self.weights() * xp.exp(xp.clip(self.offset, max=0.0))
 
     def shifted_logs(self, k: slice = _EVERY) -> Array:
         """Return logarithms of a slice of terms minus their shifts, if these do not overflow."""
@@ -192,19 +191,13 @@ class Operand:
         box = (box[0], _EVERY, box[2]) if self.side else (box[0], box[1], _EVERY)
 
         def lines(x: Array) -> Array:
-            return None if x is None else x[within(box, x.shape)]
+            return None if x is None else self.ctx.load(x[within(box, x.shape)], part.precision)
 
-        part, ctx = copy(self), self.ctx
-        part.values, part.cached_weights, part.precision = (
-            self.values[box],
-            None,
-            precision or self.precision,
-        )
-        part.largest, shift, base = (
-            lines(x) for x in (self.largest, self.shift, self.common_scale)
-        )
-        part.shift = shift if shift is None else ctx.load(shift, part.precision)
-        part.common_scale = base if base is None else ctx.load(base, part.precision)
+        part = copy(self)
+        part.values, part.cached_weights = self.values[box], None
+        part.precision = precision or self.precision
+        part.largest, part.shift = lines(self.largest), lines(self.shift)
+        part.common_scale = lines(self.common_scale)
         return part
 
 

@@ -627,7 +627,7 @@ class LogChain:
 
 
 def check_array(states: Array) -> None:
-    """Raise TypeError if states are a `ChainPath`, of which they are a field."""
+    """Raise TypeError if states are a `ChainPath` instead of its field."""
     if isinstance(states, ChainPath):
         raise TypeError(
             "states must be an array of integers, got a ChainPath; pass its field, path.states"

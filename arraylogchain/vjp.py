@@ -19,12 +19,8 @@ from arraylogchain import _chains as chains
 from arraylogchain._core.axes import Shape, fold
 from arraylogchain._core.context import Array, Context, check_workspace, shape_of
 from arraylogchain._core.threads import check_workers
-from arraylogchain._inputs.arrays import (
-    dtype_name,
-    prepare_inputs,
-    raise_if_differentiated,
-)
-from arraylogchain._inputs.chain import ARGUMENTS, PARTS, Chain, ChainArguments, check_states
+from arraylogchain._inputs.arrays import dtype_name, prepare_inputs, raise_if_differentiated
+from arraylogchain._inputs.chain import PARTS, Chain, check_states
 from arraylogchain._inputs.tensors import dynamo_disabled
 from arraylogchain._products import certified, in_memory, linear, maxplus
 from arraylogchain._products.chainexp import chain_and_pullback, multiplier
@@ -46,8 +42,8 @@ __all__ = [
 ]
 
 PairPullback = Callable[[Array], tuple[Array, Array]]
-# A value, or a tuple of it and indices, and a function from its cotangent to the gradients.
-Computed = tuple[Any, Callable[[Array], Sequence[Array]]]
+# A value, or a tuple of it and indices, and a function of its cotangent that returns gradients.
+Computed = tuple[Any, Callable[..., Sequence[Array]]]
 
 
 def matmul(
@@ -166,7 +162,8 @@ def logmatmulexp(
             ctx.record_stream(product)
             return logmatmulexp_gradients(ctx, layout, PullbackInputs(a, b, product, g), budget)
 
-        return _copy(ctx, product), pull
+        # A copy, as the caller may change it.
+        return ctx.xp.asarray(product, copy=True), pull
 
     return _with_pullback("logmatmulexp", {"a": a, "b": b}, workers, compute)
 
@@ -352,19 +349,15 @@ def logeinsumexp(
     plan = contractions(equation, operands, optimize)
 
     def compute(ctx: Context, *ready: Array) -> Computed:
-        def multiply(a: Array, b: Array) -> tuple[Array, Any]:
-            is_wide = a.dtype == ctx.dtype(ctx.widest)
-            inner = replace(ctx, precision=ctx.widest if is_wide else ctx.precision)
-            return multiplier(inner, budget, True)(a, b)
-
-        out, pull = evaluate(ctx.xp, plan, list(ready), multiply)
+        out, pull = evaluate(ctx.xp, plan, list(ready), multiplier(ctx, budget, True))
         is_infinite = ctx.xp.isinf(out)
 
         def pull_finite(g: Array) -> Sequence[Array]:
             ctx.record_stream(is_infinite)
             return pull(ctx.xp.where(is_infinite, ctx.xp.zeros_like(g), g))
 
-        return _copy(ctx, out), pull_finite
+        # A copy, as the caller may change it.
+        return ctx.xp.asarray(out, copy=True), pull_finite
 
     arguments = {f"operands[{i}]": x for i, x in enumerate(operands)}
     return _with_pullback("logeinsumexp", arguments, workers, compute)
@@ -379,18 +372,34 @@ def _with_pullback(
     raise_if_differentiated(arguments, f"vjp.{name}", f"arraylogchain.{name}")
     ctx, ready = prepare_inputs(arguments)
     # Views keep their shapes if the caller changes the shape of an array in place.
-    ready = {name: x[...] for name, x in ready.items()}
+    operands = [x[...] for x in ready.values()]
+
+    def with_dtypes() -> Computed:
+        result, pull = compute(ctx, *operands)
+
+        def cast_gradients(g: Array) -> Sequence[Array]:
+            pairs = zip(pull(g), operands, strict=True)
+            return tuple(ctx.xp.astype(x, y.dtype, copy=False) for x, y in pairs)
+
+        return result, cast_gradients
+
+    value, pullback = _in_context(ctx, workers, operands, with_dtypes)
+    return value, dynamo_disabled(pullback)
+
+
+def _in_context(
+    ctx: Context, workers: int | None, inputs: Iterable[Array], compute: Callable[[], Computed]
+) -> tuple[Any, Callable[..., tuple[Any, ...]]]:
+    """Return the value that `compute` returns, and its pullback, in the caller's library."""
     with ctx.computing(workers):
-        result, pull = compute(ctx, *ready.values())
-        value, prototype = ctx.to_caller(result), _prototype(ctx)
+        result, pull = compute()
+        value, prototype = ctx.to_caller(result), ctx.to_caller(ctx.empty((1,), ctx.result_dtype))
     shape = shape_of(result[0] if isinstance(result, tuple) else result)
 
-    @dynamo_disabled
-    def pullback(cotangent: Array) -> tuple[Any, ...]:
-        g = _prepare_cotangent(ctx, prototype, shape, cotangent, ready.values())
+    def pullback(cotangent: Array, *options: Any) -> tuple[Any, ...]:
+        g = _prepare_cotangent(ctx, prototype, shape, cotangent, inputs)
         with ctx.computing(workers):
-            pairs = zip(pull(g), ready.values(), strict=True)
-            return tuple(ctx.to_caller(ctx.xp.astype(x, y.dtype, copy=False)) for x, y in pairs)
+            return ctx.to_caller(pull(g, *options))  # type: ignore[no-any-return]
 
     return value, pullback
 
@@ -446,7 +455,7 @@ def log_partition(chain: LogChain, /) -> tuple[Array, Callable[..., ChainGradien
     check_chain(chain)
     if lazy := chain._lazy():
         return lazy.value_and_pullback(chain)  # type: ignore[no-any-return]
-    return _of_chain("log_partition", chain, chains.marginals.value_and_pullback)
+    return _chain_with_pullback("log_partition", chain, chains.marginals.value_and_pullback)
 
 
 @dynamo_disabled
@@ -479,8 +488,8 @@ def log_probability(
 
     Notes
     -----
-    With respect to log potentials and log transitions the gradients are what the path takes, minus
-    posterior probabilities and expected counts. Entries of the path itself are sums of the
+    With respect to log potentials and log transitions the gradients are the counts of the path
+    minus posterior probabilities and expected counts. Entries of the path itself are sums of the
     probabilities of all others, so that nothing cancels. Through a path whose value is infinite
     they are 0.
 
@@ -504,7 +513,7 @@ def log_probability(
         function = chains.log_probability.value_and_pullback
         return function(ctx, validated, workspace, checked)
 
-    return _of_chain("log_probability", chain, compute)
+    return _chain_with_pullback("log_probability", chain, compute)
 
 
 def check_chain(chain: Any) -> None:
@@ -512,47 +521,31 @@ def check_chain(chain: Any) -> None:
         raise TypeError(f"chain must be a LogChain, got {type(chain).__name__}")
 
 
-def _of_chain(
+def _chain_with_pullback(
     name: str, chain: LogChain, compute: Callable[..., Any]
 ) -> tuple[Array, Callable[..., ChainGradients]]:
     """Return the value that `compute` returns for a chain, and its pullback."""
+    raise_if_differentiated(chain._arguments.arrays, f"vjp.{name}", f"the chain's {name}()")
+    ctx, validated = chain._arguments.prepare()
     # Views keep their shapes if the caller changes the shape of an array in place.
-    arguments = {
-        n: x[...] if hasattr(x, "__getitem__") else x
-        for n, x in chain._arguments.floating().items()
-    }
-    raise_if_differentiated(arguments, f"vjp.{name}", f"the chain's {name}()")
-    ctx, validated = ChainArguments(arguments, chain._arguments.lengths).prepare()
-    with ctx.computing(chain._workers):
-        result, pull = compute(ctx, validated, chain._workspace, chain._keeps_messages)
-        value, prototype = ctx.to_caller(result), _prototype(ctx)
-    shape = shape_of(result)
+    views = replace(validated, parts={part: x[...] for part, x in validated.parts.items()})
     names = dict(zip(ChainGradients._fields, PARTS, strict=True))
+
+    def in_order() -> Computed:
+        result, pull = compute(ctx, views, chain._workspace, chain._keeps_messages)
+        return result, lambda g, requested: tuple(map(pull(g, requested).get, PARTS))
+
+    value, pull = _in_context(ctx, chain._workers, views.parts.values(), in_order)
 
     @dynamo_disabled
     def pullback(
         cotangent: Array, wanted: Collection[str] = ChainGradients._fields
     ) -> ChainGradients:
         check_requested(wanted)
-        g = _prepare_cotangent(ctx, prototype, shape, cotangent, arguments.values())
-        requested = {names[field] for field in wanted} & {ARGUMENTS[name] for name in arguments}
-        with ctx.computing(chain._workers):
-            gradients = {
-                part: ctx.to_caller(x) for part, x in pull(g, frozenset(requested)).items()
-            }
-        return ChainGradients(*map(gradients.get, PARTS))
+        requested = views.parts.keys() & {names[field] for field in wanted}
+        return ChainGradients(*pull(cotangent, frozenset(requested)))
 
     return value, pullback
-
-
-def _copy(ctx: Context, x: Array) -> Array:
-    """Return a copy for the caller, who may change it while a pullback reads the original."""
-    return ctx.xp.asarray(x, copy=True)
-
-
-def _prototype(ctx: Context) -> Array:
-    """Return an array of the library that cotangents must have."""
-    return ctx.to_caller(ctx.empty((1,), ctx.result_dtype))
 
 
 def _prepare_cotangent(

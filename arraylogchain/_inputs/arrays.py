@@ -75,12 +75,6 @@ def prepare_inputs(
     if torch is not None and all(issubclass(x, torch.Tensor) for x in types):
         return _prepare_tensors(arguments)
     xp = common_namespace(arguments)
-    if jax := sys.modules.get("jax"):
-        for name, x in arguments.items():
-            if isinstance(x, jax.core.Tracer):
-                raise TypeError(
-                    f"{name} must have values, got one traced by JAX; call this outside of jax.jit"
-                )
     check_same("device", {name: array_api_compat.device(x) for name, x in arguments.items()})
     # By names, as array_api_strict warns where a cache compares its dtypes.
     result_name = check_dtypes(
@@ -109,8 +103,10 @@ def _prepare_tensors(arguments: Mapping[str, Array]) -> tuple[Context, Mapping[s
     on_cpu = on_cpu and torch.bfloat16 not in map(attrgetter("dtype"), tensors)
     try:
         for name, x in arguments.items():
+            if not (on_cpu or are_plain(x)):
+                raise RuntimeError("there are no values")
             # force=True resolves lazy negation and detaches from autograd.
-            ready[name] = x.numpy(force=True) if on_cpu else _in_place(x)
+            ready[name] = x.numpy(force=True) if on_cpu else x.detach().resolve_neg()
     except RuntimeError:
         raise ValueError(
             f"{name} must be a tensor with values, got one inside a transform of torch.func; "
@@ -122,12 +118,6 @@ def _prepare_tensors(arguments: Mapping[str, Array]) -> tuple[Context, Mapping[s
     return native_context(array_api_compat.array_namespace(x), x.device, result), ready
 
 
-def _in_place(x: Array) -> Array:
-    if not are_plain(x):
-        raise RuntimeError("there are no values")
-    return x.detach().resolve_neg()
-
-
 def with_dtype_of(like: str, arguments: Mapping[str, Array]) -> Mapping[str, Array]:
     """Return the arguments, with lists, integers and booleans in the dtype of one of them.
 
@@ -137,17 +127,18 @@ def with_dtype_of(like: str, arguments: Mapping[str, Array]) -> Mapping[str, Arr
         For lists that do not make an array of real numbers.
     """
     prototype = arguments[like]
-    return {name: _as_floating(name, x, like, prototype) for name, x in arguments.items()}
+    # Compared by identity first: proxies have no equality.
+    return {
+        name: x if x is prototype else _as_floating(name, x, like, prototype)
+        for name, x in arguments.items()
+    }
 
 
 def _as_floating(name: str, x: Any, like: str, prototype: Array) -> Array:
-    # Compared by identity first: proxies have no equality.
-    if x is prototype or (
-        type(x) is type(prototype)
-        and (getattr(x, "dtype", None) == getattr(prototype, "dtype", None))
-    ):
+    dtype = getattr(x, "dtype", None)
+    if type(x) is type(prototype) and dtype == getattr(prototype, "dtype", None):
         return x
-    if dtype_name(getattr(x, "dtype", "")).startswith(("int", "uint", "bool")):
+    if dtype_name(dtype).startswith(("int", "uint", "bool")):
         xp = namespace_of(name, x)
         return xp.astype(x, getattr(xp, dtype_name(prototype.dtype), xp.float32))
     if not isinstance(x, (list, tuple)):
@@ -166,26 +157,19 @@ def _as_floating(name: str, x: Any, like: str, prototype: Array) -> Array:
 
 @cache
 def _numpy_context(result_name: str, hand_back: Callable[[Array], Array] | None = None) -> Context:
-    return _context(np, None, result_name, hand_back)
+    return native_context(np, None, result_name, hand_back)
 
 
-def native_context(xp: Any, device: Any, result_name: str) -> Context:
-    """Return the context of arrays that their own library computes with; cached with kernels."""
-    key = (library_name(xp), getattr(device, "id", device), result_name)
-    context = _known_contexts.get(key)
-    if context is None:
-        context = _context(xp, device, result_name, None)
-        if context.kernels is not None and _is_cuda(device):
-            _known_contexts[key] = context
-    return context
-
-
-def _context(
-    xp: Any, device: Any, result_name: str, hand_back: Callable[[Array], Array] | None
+def native_context(
+    xp: Any, device: Any, result_name: str, hand_back: Callable[[Array], Array] | None = None
 ) -> Context:
+    """Return the context of arrays that a library computes with; cached with kernels."""
+    key = (library_name(xp), getattr(device, "id", device), result_name, hand_back)
+    if key in _known_contexts:
+        return _known_contexts[key]
     on_cpu = xp is np or not _is_cuda(device)
     has_double = xp is np or not on_cpu or _has_float64(xp, device)
-    return Context(
+    context = Context(
         xp=xp,
         device=device,
         result_name=result_name,
@@ -196,6 +180,9 @@ def _context(
         has_out=library_name(xp) in ("numpy", "cupy", "torch"),
         kernels=_kernels_for(xp, device),
     )
+    if context.kernels is not None and _is_cuda(device):
+        _known_contexts[key] = context
+    return context
 
 
 def _is_cuda(device: Any) -> bool:
@@ -229,6 +216,10 @@ def namespace_of(name: str, x: Array) -> Any:
         raise TypeError(
             f"{name} must be an array with values, got a proxy of torch.fx; let torch.fx.wrap keep "
             "the function that calls this as it is"
+        )
+    if is_instance(x, "jax.core", "Tracer"):
+        raise TypeError(
+            f"{name} must have values, got one traced by JAX; call this outside of jax.jit"
         )
     try:
         return array_api_compat.array_namespace(x)
@@ -362,7 +353,7 @@ def _through_cupy(
             f"the extra cuda12 or cuda13, or bring {name} to the CPU ({error})"
         ) from error
     device = array_api_compat.device(ready[name])
-    return _context(cupy, device, result_name, getattr(xp, "from_dlpack", None)), ready
+    return native_context(cupy, device, result_name, getattr(xp, "from_dlpack", None)), ready
 
 
 def _to_numpy(name: str, x: Array) -> Array:

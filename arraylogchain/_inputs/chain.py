@@ -119,14 +119,6 @@ def _arrange(batch: Shape, own_shape: Shape) -> Arrangement:
     return Arrangement(groups, rows, arranged, sizes)
 
 
-class PreparedChain(NamedTuple):
-    """A chain of NumPy arrays as they were given, and their shapes and dtypes."""
-
-    layouts: list[tuple[Shape, np.dtype]]
-    ctx: Context
-    chain: Chain
-
-
 _LAYOUT = attrgetter("shape", "dtype")
 
 
@@ -140,13 +132,13 @@ class ChainArguments:
         By name, those that are not None.
     lengths : array or None
         NumPy's, or Dask's.
-    prepared : PreparedChain or None
-        What `prepare` returns while the arrays keep their shapes and dtypes.
+    prepared : tuple or None
+        Shapes and dtypes of NumPy arrays, and the context and chain of arrays that still have them.
     """
 
     arrays: dict[str, Array]
     lengths: Any = None
-    prepared: PreparedChain | None = None
+    prepared: tuple[list[tuple[Shape, np.dtype]], Context, Chain] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ChainArguments, (self.arrays, self.lengths)
@@ -180,7 +172,7 @@ class ChainArguments:
             check_weights(ctx, chain)
             if ready is selected:
                 layouts = list(map(_LAYOUT, selected.values()))
-                return cls(selected, lengths, PreparedChain(layouts, ctx, chain))
+                return cls(selected, lengths, (layouts, ctx, chain))
         elif not arguments.is_lazy():
             common_namespace(floating := arguments.floating())
             check_shapes(floating)
@@ -196,9 +188,8 @@ class ChainArguments:
 
     def prepare(self) -> tuple[Context, Chain]:
         """Return the context and the chain of arrays in memory, detached from autograd."""
-        prepared = self.prepared
-        if prepared is not None and prepared.layouts == list(map(_LAYOUT, self.arrays.values())):
-            return prepared.ctx, prepared.chain
+        if self.prepared and self.prepared[0] == list(map(_LAYOUT, self.arrays.values())):
+            return self.prepared[1:]
         ctx, arrays = prepare_inputs(self.arrays, like="log_potentials")
         return ctx, make_chain(arrays, self.lengths)
 
@@ -319,8 +310,8 @@ def check_weights(ctx: Context, chain: Chain) -> None:
                 )
 
 
-def check_paths(states: Array, batch: Shape, num_steps: int) -> None:
-    """Raise if an array cannot hold paths of a chain with these batch axes and steps."""
+def check_paths(states: Array, batch: Shape, num_steps: int) -> Shape:
+    """Return the batch axes of paths of a chain; raise if an array cannot hold such paths."""
     check_integers("states", states)
     shape = shape_of(states)
     if shape[-1:] != (num_steps,):
@@ -328,7 +319,7 @@ def check_paths(states: Array, batch: Shape, num_steps: int) -> None:
             f"states must be [..., {num_steps}], a state for each step, got shape {shape}"
         )
     shapes = {"states": shape, "the chain": (*batch, num_steps)}
-    check_batches({name: x[:-1] for name, x in shapes.items()}, shapes)
+    return check_batches({name: x[:-1] for name, x in shapes.items()}, shapes)
 
 
 def check_states(ctx: Context, states: Array, chain: Chain, workspace: int) -> Array:
@@ -338,9 +329,8 @@ def check_states(ctx: Context, states: Array, chain: Chain, workspace: int) -> A
     """
     if ctx.is_numpy or isinstance(states, np.ndarray) or not hasattr(states, "dtype"):
         states = on_host("states", states)
-    check_paths(states, chain.batch, chain.num_steps)
+    batch = check_paths(states, chain.batch, chain.num_steps)
     xp = np if isinstance(states, np.ndarray) else ctx.xp
-    batch = np.broadcast_shapes(shape_of(states)[:-1], chain.batch)
     states = xp.broadcast_to(states, (*batch, chain.num_steps))
     lengths = None if chain.lengths is None else ctx.integers(chain.lengths)
     if 0 in batch:

@@ -41,11 +41,11 @@ def check_generator(rng: Any, x: Array) -> Any:
 
 
 def check_count(name: str, shape: Shape) -> None:
-    """Raise ValueError if so many paths, of an array of this shape, exceed addressable memory."""
+    """Raise ValueError if an array of paths of this shape exceeds addressable memory."""
     count, *path_shape = shape
-    most = sys.maxsize // 8 // max(1, math.prod(path_shape))
-    if count > most:
-        raise ValueError(f"{name} must be at most {most}, got {count}")
+    limit = sys.maxsize // 8 // max(1, math.prod(path_shape))
+    if count > limit:
+        raise ValueError(f"{name} must be at most {limit}, got {count}")
 
 
 def workspace_for_samples(ctx: Context, shape: Shape) -> tuple[Array, Array]:

@@ -22,9 +22,7 @@ from arraylogchain._torch.compiling import as_operator
 
 __all__ = ["ChainPath", "ChainPosterior", "FilteredChain", "LogChain"]
 
-_NO_TRANSITIONS = (
-    "transitions or log_transitions must be given for expected_transitions, got neither"
-)
+_NO_COUNTS = "transitions or log_transitions must be given for expected_transitions, got neither"
 
 
 class LogChain:
@@ -500,7 +498,7 @@ class LogChain:
         [[[4.5, 0.5], [0.5, 4.5]]]
         """
         if self._transitions() is None:
-            raise ValueError(_NO_TRANSITIONS)
+            raise ValueError(_NO_COUNTS)
         return self._run(chains.marginals.expected_transitions, "expected_transitions")
 
     @as_operator
@@ -601,7 +599,7 @@ class LogChain:
             names = ", ".join(PLANNED)
             raise ValueError(f"operation must be one of {names}, got {operation!r}")
         if operation == "expected_transitions" and self._transitions() is None:
-            raise ValueError(_NO_TRANSITIONS)
+            raise ValueError(_NO_COUNTS)
         if self._lazy():
             raise ValueError(
                 "arrays must be in memory for plan, got a Dask array; one block of it would do"

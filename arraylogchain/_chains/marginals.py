@@ -183,8 +183,7 @@ class BackwardPass:
         self.precision = DOUBLE if forward_pass.carry.values.dtype == ctx.xp.float64 else SINGLE
         self.log_z = self.unscaled_log_z = forward_pass.log_z
         if not ctx.are_within(2.0**60, self.log_z):
-            logs = last_logs(self.shard, forward_pass.carry).values
-            self.unscaled_log_z = log_sum(ctx.xp, logs)
+            self.unscaled_log_z = log_sum(ctx.xp, last_logs(self.shard, forward_pass.carry).values)
         self.accumulator, log_z = accumulator, self.unscaled_log_z
         self.cotangents = Cotangents(self.shard, self.precision, cotangent, log_z)
         self.sums = ShardSums(self.shard, self.cotangents, accumulator, forward_pass.workspace)
@@ -220,7 +219,7 @@ class BackwardPass:
     ) -> tuple[Array, Array]:
         """Return gradients with respect to initial or final weights, and to their logarithms.
 
-        The former are those with respect to logarithms too if `is_log` tells that weights are.
+        Both are gradients with respect to logarithms if the weights are (`is_log`).
         """
         ctx, xp, g = self.ctx, self.ctx.xp, self.cotangents.values
         if not is_log and message.is_log is None:

@@ -79,12 +79,12 @@ class Pass:
         passes that are still to be run.
         """
         function = getattr(self.backend, method, None) if _select.FUSED else None
-        result = None if function is None else function(*args)
-        if result is None or np.count_nonzero(result.declined) > result.declined.size // 8:
+        if function is None or (result := function(*args)) is None:
             return None
-        self.declined = (
-            self.row_passes(result.declined) if np.count_nonzero(result.declined) else []
-        )
+        num_declined = np.count_nonzero(result.declined)
+        if num_declined > result.declined.size // 8:
+            return None
+        self.declined = self.row_passes(result.declined) if num_declined else []
         return result
 
     def fused(self, method: str, *args: Any) -> Any:

@@ -169,17 +169,11 @@ def plan_shards(
     max_rows = max(1, min(max_rows, groups * sizes.rows, workspace // 8 // step))
     enough_rows = min(max_rows, max(32, elements // 16 // sizes.states))
     stored_rows = workspace // 2 // (sizes.steps * stored_step)
-    memory = _ShardMemory(
-        sizes,
-        workspace,
-        groups,
-        step,
-        stored_step,
-        # Compiled loops and kernels have the matrices of a segment together.
-        matrix if backend.max_useful_rows and not sizes.has_one_matrix else 0,
-        needs_history,
-        store_messages=needs_history and stored_rows >= enough_rows,
-    )
+    store_messages = needs_history and stored_rows >= enough_rows
+    # Compiled loops and kernels have the matrices of a segment together.
+    segment_matrix = matrix if backend.max_useful_rows and not sizes.has_one_matrix else 0
+    per_step = step, stored_step, segment_matrix
+    memory = _ShardMemory(sizes, workspace, groups, *per_step, needs_history, store_messages)
     # Below four steps for each segment, set-up dominates; pullbacks keep the checkpoints of all
     # shards at once, so that their segments have about sqrt(T) steps.
     fewest_steps = min(sizes.steps, max(4, math.isqrt(sizes.steps) // 2))
@@ -187,7 +181,7 @@ def plan_shards(
         max_rows //= 2
     rows, groups = min(sizes.rows, max_rows), max(1, min(groups, max_rows // sizes.rows))
     steps = _segment_steps(memory, groups * rows, 4 * elements // (num_arrays * sizes.states))
-    return ShardPlan(groups, rows, steps, memory.store_messages, workspace // 4, parallel)
+    return ShardPlan(groups, rows, steps, store_messages, workspace // 4, parallel)
 
 
 def _segment_steps(memory: _ShardMemory, rows: int, row_elements: int) -> int:

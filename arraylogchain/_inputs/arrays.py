@@ -127,14 +127,12 @@ def with_dtype_of(like: str, arguments: Mapping[str, Array]) -> Mapping[str, Arr
         For lists that do not make an array of real numbers.
     """
     prototype = arguments[like]
-    # Compared by identity first: proxies have no equality.
-    return {
-        name: x if x is prototype else _as_floating(name, x, like, prototype)
-        for name, x in arguments.items()
-    }
+    return {name: _as_floating(name, x, like, prototype) for name, x in arguments.items()}
 
 
 def _as_floating(name: str, x: Any, like: str, prototype: Array) -> Array:
+    if x is prototype:  # dtypes of proxies have no equality
+        return x
     dtype = getattr(x, "dtype", None)
     if type(x) is type(prototype) and dtype == getattr(prototype, "dtype", None):
         return x

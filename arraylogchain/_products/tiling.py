@@ -121,11 +121,6 @@ class Place:
         """The lengths of the tile: entries of the batch, rows, columns."""
         return lengths(self.flat)
 
-    def write(self, xp: Any, view: Array, x: Array) -> None:
-        """Write x [batch, rows, cols] into a view of the product."""
-        target = view[(*self.batch, *self.rows, *self.cols)]
-        target[...] = xp.astype(xp.reshape(x, target.shape), target.dtype, copy=False)
-
 
 def panels(layout: Fold, tiling: Tiling) -> Iterator[Iterator[Place]]:
     """Yield the positions of the tiles of each panel of columns."""
@@ -210,4 +205,5 @@ def run_on_views(
                     ctx.apply(xp.add, results[0], sums[0], out=results[0])
             if not direct:
                 for out, x in zip(outs, results, strict=True):
-                    at.write(xp, out, x)
+                    target = out[(*at.batch, *at.rows, *at.cols)]
+                    target[...] = xp.astype(xp.reshape(x, target.shape), target.dtype, copy=False)

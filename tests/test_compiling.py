@@ -8,7 +8,6 @@ import re
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +23,7 @@ if why_not() is not None:
 
 import numba
 
-from arraylogchain._numba import disk_cache, primitives
+from arraylogchain._numba import disk_cache
 from arraylogchain._numba.compiling import compiled
 
 
@@ -60,10 +59,10 @@ class Gone:
         raise AttributeError
 code_library.Part._get_module_for_linking = Gone()
 """,
-    # Numba's own cache, pipeline and arithmetic replace modules that cannot be imported.
+    # Numba's own cache and pipeline replace modules that cannot be imported.
     **{
         f"no {name}": f"import sys; sys.modules['arraylogchain._numba.{name}'] = None"
-        for name in ("disk_cache", "code_library", "intrinsics")
+        for name in ("disk_cache", "code_library")
     },
     # Numba then raises when a function is decorated, and it is compiled without a cache.
     "no folder for the cache": """
@@ -78,48 +77,6 @@ caching.FunctionCache.__init__ = fail
 @pytest.mark.parametrize("code", OTHERWISE.values(), ids=list(OTHERWISE))
 def test_loops_are_compiled_otherwise(code, tmp_path):
     assert run_python(f"{code}\n{COMPILES}", NUMBA_CACHE_DIR=str(tmp_path)) == "1.75"
-
-
-def test_primitives_without_intrinsics_are_the_same(monkeypatch):
-    """Terms of maxima include -inf and NaN."""
-    source = Path(primitives.__file__).read_text()
-    monkeypatch.setitem(sys.modules, "arraylogchain._numba.intrinsics", None)
-    otherwise: dict[str, Any] = {"__name__": "otherwise"}
-    exec(compile(source, "otherwise.py", "exec"), otherwise)
-    assert otherwise["vector_sum"] is not primitives.vector_sum
-
-    def results(names):
-        add, top = (names["vector_sum"](8, is_product) for is_product in (True, False))
-        bits_of, number_of = names["bits_of"], names["number_of"]
-
-        @numba.njit(fastmath={"contract"})
-        def compute(out, a, b):
-            add(out, 0, a, 1, 2, b, 3, 8, 5)
-            top(out, 8, a, 1, 2, b, 3, 8, 5)
-            return number_of(bits_of(a[1]) + 1), bits_of(a[1])
-
-        a, b = normal(11), normal(50)
-        a[5], b[30], b[35] = -np.inf, np.inf, np.nan
-        out = np.zeros(16)
-        return out, compute(out, a, b)
-
-    (first, first_bits), (second, second_bits) = results(vars(primitives)), results(otherwise)
-    np.testing.assert_array_equal(first, second)
-    assert first_bits == second_bits
-
-    def best_paths(names):
-        steps = names["max_product_steps"](4)
-
-        @numba.njit
-        def compute(x, m, P, came_from):
-            return steps(x, 1, 5, 3, m, P, came_from, 4)
-
-        x, m, P, came_from = normal(30), normal(8), normal(16), np.zeros(24, np.int8)
-        x[7], m[3], P[3::4], P[12:] = -np.inf, -np.inf, -np.inf, -np.inf
-        return [compute(x, m, P, came_from), m[:3], came_from.reshape(6, 4)[:, :3]]
-
-    for x, y in zip(best_paths(vars(primitives)), best_paths(otherwise), strict=True):
-        np.testing.assert_array_equal(x, y)
 
 
 # the cache ----------------------------------------------------------------------------------------

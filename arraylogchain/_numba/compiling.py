@@ -5,8 +5,8 @@ bounds and the handling of infinities and NaN. Numba's parallel runtime is not u
 two threads enter it or a process that uses it is forked. Loops make views, but no arrays, so that
 reference counting is disabled, which would take half the time of a step of a few states.
 
-Names of Numba that are not public are used in three modules only: `disk_cache`, `code_library` and
-`intrinsics`. Each of them is omitted if it cannot be imported.
+Names of Numba that are not public are used in two modules only: `disk_cache` and `code_library`.
+Each of them is omitted if it cannot be imported.
 """
 
 from __future__ import annotations

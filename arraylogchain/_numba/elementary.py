@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from arraylogchain._numba.compiling import Floats, inlined, inner
-from arraylogchain._numba.primitives import bits_of, number_of
+from arraylogchain._numba.intrinsics import bits_of, number_of
 
 INF = math.inf
 _LOG2_E = 1.4426950408889634

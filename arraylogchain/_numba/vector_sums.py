@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from arraylogchain._numba.compiling import Function, inlined, inner
-from arraylogchain._numba.primitives import vector_sum
+from arraylogchain._numba.intrinsics import vector_sum
 
 
 def _product(is_product: bool) -> Function:

@@ -10,7 +10,7 @@ from arraylogchain._core import threads
 from arraylogchain._core.context import Array
 from arraylogchain._core.precision import DOUBLE
 from arraylogchain._numba.compiling import Floats, compiled, inlined
-from arraylogchain._numba.primitives import bits_of, number_of
+from arraylogchain._numba.intrinsics import bits_of, number_of
 
 # Terms in a block of work for one thread.
 _BLOCK = 1 << 18

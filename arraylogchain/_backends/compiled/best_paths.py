@@ -13,7 +13,7 @@ import numpy as np
 from arraylogchain._numba import elementary
 from arraylogchain._numba.compiling import compiled, inner
 from arraylogchain._numba.elementary import INF, integer_shift, max_or_nan
-from arraylogchain._numba.primitives import max_product_steps
+from arraylogchain._numba.intrinsics import max_product_steps
 
 MAX_STATES = 8
 _four_states, _eight_states = max_product_steps(4), max_product_steps(8)

@@ -123,7 +123,7 @@ CHAINS = {
     "potentials of all rows": ({"x": normal(30, 3), "transitions": uniform(9, 29, 3, 3)}, 0),
     "sparse": ({"x": normal(9, 30, 40), "transitions": left_to_right(40)}, 0),
     "sparse, one row": ({"x": normal(30, 40), "transitions": left_to_right(40)}, 0),
-    "lanes": ({"x": normal(300, 5, 33), "log_transitions": normal(33, 33)}, 0),
+    "blocks": ({"x": normal(300, 5, 33), "log_transitions": normal(33, 33)}, 0),
     "forward": (turning(9), 1),
     "backward": (detour(9), 1),
     "e^-480": ({"x": normal(9, 30, 3), "log_transitions": np.diag([-490.0, 0, 0])}, 9),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from arraylogchain._numba.compiling import Function, inlined, inner
+from arraylogchain._numba.elementary import INF
 from arraylogchain._numba.intrinsics import vector_sum
 
 
@@ -45,5 +46,38 @@ def _product(is_product: bool) -> Function:
     return product
 
 
+def _sparse_product(is_product: bool) -> Function:
+    initial_value = 0.0 if is_product else -INF
+
+    @inlined
+    def with_term(total, x, y):
+        if is_product:
+            return total + x * y
+        return x + y if x + y > total else total
+
+    @inner
+    def product(out, m, columns, R, num_active):
+        """Write m @ P for the first rows of m [K, R], given the compressed columns of P."""
+        starts, rows = columns.starts, columns.rows
+        entries = columns.weights if is_product else columns.logs
+        for j in range(len(starts) - 1):
+            if R == 1:
+                total = initial_value
+                for p in range(starts[j], starts[j + 1]):
+                    total = with_term(total, m[rows[p]], entries[p])
+                out[j] = total
+                continue
+            target = out[j * R : j * R + num_active]
+            for r in range(num_active):
+                target[r] = initial_value
+            for p in range(starts[j], starts[j + 1]):
+                source, entry = m[rows[p] * R : rows[p] * R + num_active], entries[p]
+                for r in range(num_active):
+                    target[r] = with_term(target[r], source[r], entry)
+
+    return product
+
+
 # Arrays are flat and writable.
 multiply, maximize = _product(True), _product(False)
+multiply_sparse, maximize_sparse = _sparse_product(True), _sparse_product(False)

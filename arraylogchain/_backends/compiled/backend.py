@@ -1,31 +1,28 @@
-"""The compiled backend: recursions over the segments of a shard."""
+"""The compiled backend: recursions over the segments of a shard, and whole chains in one call."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
 
-from arraylogchain._backends.compiled import (
-    best_paths,
-    matrices,
-    paths,
-    recursion,
-    suffixes,
-)
+from arraylogchain._backends.compiled import best_paths, matrices, paths, recursion, suffixes
 from arraylogchain._backends.compiled.matrices import FULL
-from arraylogchain._backends.compiled.whole_chain_calls import (
+from arraylogchain._backends.compiled.row_blocks import (
     CHUNK,
     CHUNK_STEPS,
     SIDE_BY_SIDE,
-    WholeChainCalls,
+    block_sizes,
 )
+from arraylogchain._backends.compiled.whole_chains import whole_chains
 from arraylogchain._backends.interface import (
     BestPaths,
     Keep,
     Messages,
     SegmentMessages,
     Suffixes,
+    WholeChains,
 )
 from arraylogchain._backends.shards import Shard
 from arraylogchain._core.context import Array
@@ -33,9 +30,11 @@ from arraylogchain._core.scaled import add_scale, split_log
 from arraylogchain._numba.compiling import Floats, Integers
 
 _NO_WEIGHTS = np.empty(0)
+# Products in a call for whole chains, which take about half a second: no interrupt ends a call.
+_MAX_PRODUCTS = 1 << 32
 
 
-class CompiledBackend(WholeChainCalls):
+class CompiledBackend:
     """See `interface.Backend`.
 
     The compiled loops return arrays [steps, G, K, R]: R rows that share a matrix side by side, or
@@ -55,7 +54,7 @@ class CompiledBackend(WholeChainCalls):
         self.lengths[...] = (
             shard.num_steps if row_lengths is None else row_lengths.reshape(self.lengths.shape)
         )
-        # Room for the factors of so many steps, and some more numbers: [K * R], flat, and [R].
+        # Sizes of `linear_space.Scratch`.
         width = self.K * self.R
         count = min(CHUNK_STEPS, max(1, CHUNK // width))
         self.scratch = (count + 4) * width, (count + 3, self.R)
@@ -67,25 +66,27 @@ class CompiledBackend(WholeChainCalls):
     ) -> SegmentMessages:
         G, K, R, S = self.G, self.K, self.R, steps.stop - steps.start
         new_carry = weights, scales, forms = self._initial_carry(carry, backward)
-        (prepared, bounds, sparse), first = self._matrices("weights", steps, backward)
+        (edges, bounds, sparse), place = self._matrices("weights", steps, backward)
         predicted = np.empty((S, G, K * R) if keep == Keep.ALL else (2, 1, K * R))
         updated = np.empty((2, 1, K * R) if keep == Keep.NOTHING else (S + 1, G, K * R))
         predicted_scales = np.empty((2, S if keep == Keep.ALL else 0, G, R))
         updated_scales = np.empty((2, 0 if keep == Keep.NOTHING else S + 1, G, R))
-        x, edges = self._potentials(steps), (*prepared, self.per_group, first)
-        stored, place = (
-            (predicted, updated, predicted_scales, updated_scales),
-            (steps.start, backward),
-        )
-        scratch = np.empty(self.scratch[0]), np.empty(self.scratch[1])
+        stored = predicted, updated, predicted_scales, updated_scales
         count = recursion.advance(
-            x, edges, bounds, sparse, self.lengths, new_carry, stored, scratch, *place
+            self._potentials(steps),
+            ((*edges, place), bounds, sparse),
+            self.lengths,
+            new_carry,
+            stored,
+            self._scratch(),
+            steps.start,
+            backward,
         )
         shifts, exponents, log_sums = scales.reshape(3, self.shard.groups, self.shard.rows)
         is_log = forms.view(bool).reshape(shifts.shape) if count else None  # LOGS is 1, LINEAR 0
         if keep == Keep.UPDATED:
-            own_steps = slice(0, S) if backward else slice(1, None)
-            updated, updated_scales = updated[own_steps], updated_scales[:, own_steps]
+            segment_steps = slice(0, S) if backward else slice(1, None)
+            updated, updated_scales = updated[segment_steps], updated_scales[:, segment_steps]
         return SegmentMessages(
             self._messages(predicted, predicted_scales, is_log) if keep == Keep.ALL else None,
             self._messages(updated, updated_scales, is_log) if keep != Keep.NOTHING else None,
@@ -95,77 +96,122 @@ class CompiledBackend(WholeChainCalls):
     def max_product(self, carry: Messages | None, steps: slice, keep: Keep) -> SegmentMessages:
         G, K, R, S = self.G, self.K, self.R, steps.stop - steps.start
         new_carry = weights, scales, _ = self._initial_carry(carry, backward=False)
-        (edges, sparse), first = self._matrices("logs", steps, False)
+        edges, sparse = self._log_matrices(steps, backward=False)
         updated = np.empty((S, G, K * R) if keep == Keep.UPDATED else (2, 1, K * R))
-        x, edges = self._potentials(steps), (*edges, self.per_group, first)
-        scratch = np.empty(self.scratch[0]), np.empty(self.scratch[1])
+        x, scratch = self._potentials(steps), self._scratch()
         paths.max_product(x, edges, sparse, self.lengths, new_carry, updated, scratch, steps.start)
         shifts, exponents, _ = scales.reshape(3, self.shard.groups, self.shard.rows)
         is_log = np.ones(shifts.shape, bool)
-        stored = (
-            Messages(self._to_rows(updated), shifts, exponents, is_log)
-            if keep == Keep.UPDATED
-            else None
-        )
         carry = Messages(weights.reshape(*shifts.shape, K), shifts, exponents, is_log)
+        if keep != Keep.UPDATED:
+            return SegmentMessages(None, None, carry)
+        stored = Messages(self._to_rows(updated), shifts, exponents, is_log)
         return SegmentMessages(None, stored, carry)
 
     def best_paths(self) -> BestPaths | None:
         """Return the best paths of few states that share a matrix; None for others."""
         shard, K, T = self.shard, self.K, self.shard.num_steps
         R = shard.groups * shard.rows
-        if K > best_paths.MAX_STATES or not self.has_one:
-            return None
-        if 3 * self.workspace < 8 * (R * T * (K + 1) + T):
+        is_large = 3 * self.workspace < 8 * (R * T * (K + 1) + T)
+        if is_large or K > best_paths.MAX_STATES or not self.has_one:
             return None
         V = 4 if K <= 4 else 8
-        ((logs, shifts, _), _), _ = self._matrices("logs", slice(0, T), False)
-        weights = self._boundary()
+        (logs, shifts, _), _ = self._log_matrices(slice(0, T), backward=False)
         final = np.zeros((2, R if "final" in shard.views else 0, K))
         if "final" in shard.views:
             final.reshape(2, *shard.state_shape)[:] = split_log(
                 shard.ctx, *shard.boundary_weights(True)
             )
-        states, log_weights = np.empty((R, T), np.int64), np.empty((3, R))
-        declined, came_from = np.empty(R, bool), np.empty(T * V, np.int8)
+        results = np.empty((R, T), np.int64), np.empty((3, R)), np.empty(R, bool)
         best_paths.best_paths(
             self._potentials(slice(0, T)).reshape(R, T, K),
-            logs,
-            shifts,
+            (logs, shifts),
             self.lengths.reshape(R),
-            (weights.initial, weights.initial_is_log, final),
-            np.empty(4 * V * V),
-            came_from,
-            states,
-            log_weights,
-            declined,
+            (*self._boundary()[:2], final),
+            (np.empty(4 * V * V), np.empty(T * V, np.int8)),
+            results,
         )
-        shape = shard.groups, shard.rows
+        shape, (states, log_weights, declined) = (shard.groups, shard.rows), results
         log_weights = add_scale(*log_weights.reshape(3, *shape))
         return BestPaths(states.reshape(*shape, T), log_weights, declined.reshape(shape))
+
+    def log_partition(self, store_messages: bool) -> WholeChains | None:
+        """Return log Z of whole chains; None where these do not fit the workspace."""
+        shard, K, N = self.shard, self.K, self.G * self.R
+        inputs = self._whole_chain_arguments(size=0)
+        if inputs is None:
+            return None
+        chains, columns, sizes, memory, forms = inputs
+        row_size = (shard.num_steps + 1) * K if store_messages else 0
+        alpha = np.empty(N * row_size or 2 * K * sizes[0])
+        log_z, declined = np.empty(N), np.empty(N, bool)
+        scratch, sizes = (memory, alpha, forms), (*sizes, row_size, False)
+        whole_chains(chains, (columns,), sizes, scratch, None, None, (log_z, declined))
+        shape, messages = (shard.groups, shard.rows), alpha if store_messages else None
+        return WholeChains(log_z.reshape(shape), {}, declined.reshape(shape), messages)
+
+    def posterior(
+        self,
+        cotangents: Array | None,
+        requested: Collection[str],
+        by_logs: bool,
+        stored: WholeChains | None,
+    ) -> WholeChains | None:
+        """Return log Z and gradients of whole chains; None where these do not fit."""
+        shard, K, T, N = self.shard, self.K, self.shard.num_steps, self.G * self.R
+        with_states, with_pairs = "potentials" in requested, "transitions" in requested
+        with_ends = "initial" in requested or "final" in requested
+        inputs = self._whole_chain_arguments(size=N * T * K * (1 + with_states))
+        if inputs is None:
+            return None
+        chains, columns, sizes, memory, forms = inputs
+        back_columns = columns
+        if len(columns[0]) > 0:
+            back_columns = tuple(matrices.columns_of(chains[2][0, 0].T, chains[5]))
+        potentials = np.empty((N * with_states, T, K))
+        pairs = np.zeros((shard.groups * with_pairs, *chains[2].shape[1:]))
+        boundary = np.empty((2, N * with_ends, K))
+        row_size = (T + 1) * K
+        if stored is None:
+            alpha, sizes = np.empty(row_size * sizes[0]), (*sizes, 0, False)
+            log_z, declined = np.empty(N), np.empty(N, bool)
+        else:
+            alpha, sizes = stored.messages, (*sizes, row_size, True)
+            log_z, declined = stored.log_z.reshape(N), stored.declined.reshape(N).copy()
+        g = np.ones(N) if cotangents is None else np.array(cotangents, np.float64).reshape(N)
+        gradients, scratch = (potentials, pairs, boundary, by_logs), (memory, alpha, forms)
+        columns, outputs = (columns, back_columns), (log_z, declined)
+        whole_chains(chains, columns, sizes, scratch, g, gradients, outputs)
+        shape, results = (shard.groups, shard.rows), {}
+        if with_states:
+            results["potentials"] = potentials.reshape(*shape, T, K)
+        if with_pairs:
+            results["transitions"] = pairs[:, None]
+        for i, name in enumerate(("initial", "final") if with_ends else ()):
+            if name in requested:
+                results[name] = boundary[i].reshape(*shape, K)
+        return WholeChains(log_z.reshape(shape), results, declined.reshape(shape))
 
     def backtrace(self, updated: Messages, after: Array, steps: slice) -> Array:
         stored = self._from_rows(updated.values)
         states = self._states(after, len(stored), 1)
-        (edges, sparse), first = self._matrices("logs", steps, True)
-        edges = *edges, self.per_group, first
+        edges, sparse = self._log_matrices(steps, backward=True)
         paths.backtrace(stored, edges, sparse, self.lengths, states, steps.start)
         return states[:-1].reshape(-1, *after.shape)
 
     def backtrace_suffixes(
         self, updated: Messages, after: Suffixes, steps: slice
     ) -> tuple[Array, Suffixes]:
-        stored, lead = self._from_rows(updated.values), after.losses.shape
-        n = lead[-1]
-        (edges, sparse), first = self._matrices("logs", steps, True)
+        stored, shape = self._from_rows(updated.values), after.losses.shape
+        n = shape[-1]
+        edges, sparse = self._log_matrices(steps, backward=True)
         states = np.array(after.states, np.int64, order="C").reshape(self.G, self.R, n)
         losses = np.array(after.losses, np.float64, order="C").reshape(states.shape)
         links = np.empty((len(stored), *states.shape), np.int64)
         candidates = np.empty(2 * n), np.empty(2 * n, np.int64), np.empty(2 * n), np.empty(self.K)
-        edges, both = (*edges, self.per_group, first), (states, losses)
-        place = both, links, candidates, steps.start
-        suffixes.backtrace_suffixes(stored, edges, sparse, self.lengths, *place)
-        return links.reshape(-1, *lead), Suffixes(states.reshape(lead), losses.reshape(lead))
+        outputs = (states, losses), links, candidates, steps.start
+        suffixes.backtrace_suffixes(stored, edges, sparse, self.lengths, *outputs)
+        return links.reshape(-1, *shape), Suffixes(states.reshape(shape), losses.reshape(shape))
 
     def follow(self, links: Array, numbers: Array) -> tuple[Array, Array]:
         shape = len(links), self.G, self.R, links.shape[-1]
@@ -178,8 +224,8 @@ class CompiledBackend(WholeChainCalls):
         self, updated: Messages, after: Array, steps: slice, uniforms: Array
     ) -> Array:
         states = self._states(after, len(uniforms), after.shape[-1])
-        ((F, logs, _, count), bounds, _), first = self._matrices("weights", steps, True)
-        edges, threshold = (F, logs, count, self.per_group, first), max(bounds[1], 2.0**-900)
+        ((F, logs, _), bounds, _), place = self._matrices("weights", steps, True)
+        edges, threshold = (F, logs, place), max(bounds[1], 2.0**-900)
         stored = self._from_rows(updated.values)
         is_log = np.zeros((self.G, self.R), bool)
         is_log[...] = False if updated.is_log is None else updated.is_log.reshape(is_log.shape)
@@ -190,8 +236,61 @@ class CompiledBackend(WholeChainCalls):
         )
         return states[:-1].reshape(-1, *after.shape)
 
+    def _whole_chain_arguments(self, size: int) -> Any:
+        """Return arguments of `whole_chains`: chains, columns, sizes, memory and forms.
+
+        Return None if they and `size` more numbers do not fit the workspace.
+        """
+        shard, K, T, N = self.shard, self.K, self.shard.num_steps, self.G * self.R
+        count = 1 if self.has_one else max(1, T - 1)
+        sizes, memory_size = block_sizes(shard.rows, T, K, count, shard.lengths is not None)
+        size += memory_size + N * T * K + 2 * shard.groups * count * K * K
+        if 8 * size > 3 * self.workspace or N * T * K * K > _MAX_PRODUCTS:
+            return None
+        transitions, is_log = self._transitions(slice(0, count))
+        initial, initial_is_log, final, final_is_log = self._boundary()
+        x, lengths = self._potentials(slice(0, T)).reshape(N, T, K), self.lengths.reshape(N)
+        chains = x, lengths, transitions, initial, final, is_log, initial_is_log, final_is_log
+        columns = FULL
+        if self.has_one and shard.groups == 1 and K >= matrices.MIN_SPARSE_STATES:
+            columns = matrices.columns_of(transitions[0, 0], is_log)
+        memory, forms = np.empty(memory_size), np.empty((2, sizes[0]), np.int8)
+        return chains, tuple(columns), sizes, memory, forms
+
+    def _potentials(self, steps: slice) -> Floats:
+        """Return potentials as [G, R, n, K], not to be written to."""
+        x = np.ascontiguousarray(self.shard.potentials(steps), np.float64)
+        potentials = x.reshape(self.G, self.R, -1, self.K)
+        potentials.setflags(write=False)  # as callers' may be
+        return potentials
+
+    def _transitions(self, steps: slice) -> tuple[Floats, bool]:
+        """Return matrices [groups, n, K, K], not to be written to, and whether they are logs.
+
+        Without a transition from these steps they are zeros, which are not read.
+        """
+        shard = self.shard
+        if steps.start >= min(steps.stop, shard.chain.num_steps - 1):
+            x, is_log = np.zeros((shard.groups, 1, self.K, self.K)), False
+        else:
+            x, is_log = shard.matrices(steps), "transitions" in shard.chain.logs
+        x = np.ascontiguousarray(x, np.float64).reshape(shard.groups, -1, self.K, self.K)
+        x.setflags(write=False)
+        return x, is_log
+
+    def _boundary(self) -> list[Any]:
+        """Return copies of initial and final weights, [G * R, K], each with whether it is logs."""
+        result, shape = [], (self.G * self.R, self.K)
+        for name in ("initial", "final"):
+            weights, is_log = np.zeros(shape), True
+            if name in self.shard.views:
+                x, is_log = self.shard.boundary_weights(backward=name == "final")
+                weights = np.array(x, np.float64, order="C").reshape(shape)
+            result += [weights, is_log]
+        return result
+
     def _initial_carry(self, carry: Messages | None, backward: bool) -> tuple[Floats, Floats, Any]:
-        """Return a state as loops change it: weights [G, R, K], scales [3, G, R], forms [G, R]."""
+        """Return a carry that loops change: weights [G, R, K], scales [3, G, R], forms [G, R]."""
         G, R = self.G, self.R
         scales, forms = np.zeros((3, G, R)), np.zeros((G, R), np.int8)
         if carry is None:
@@ -202,49 +301,54 @@ class CompiledBackend(WholeChainCalls):
             scales[0], scales[1] = carry.shifts.reshape(G, R), carry.exponents.reshape(G, R)
         return np.array(x, np.float64, order="C").reshape(G, R, self.K), scales, forms
 
+    def _scratch(self) -> tuple[Floats, Floats]:
+        return np.empty(self.scratch[0]), np.empty(self.scratch[1])
+
     def _states(self, after: Array, S: int, n: int) -> Integers:
-        """Return room for states of paths, [S + 1, G, R, n], with those that come after."""
+        """Return memory for states of paths, [S + 1, G, R, n], whose last ones are `after`."""
         states = np.empty((S + 1, self.G, self.R, n), np.int64)
         states[-1] = after.reshape(self.G, self.R, n)
         return states
 
-    def _matrices(self, form: str, steps: slice, backward: bool) -> tuple[Any, int]:
-        """Return prepared matrices, with the number of the first.
+    def _log_matrices(self, steps: slice, backward: bool) -> tuple[Any, Any]:
+        """Return matrices as `paths.max_product` takes them, and their `SparseColumns`."""
+        (logs, sparse), place = self._matrices("logs", steps, backward)
+        return (*logs, place), sparse
 
-        The ones between a step and the one before it, or after it if `backward`.
+    def _matrices(self, form: str, steps: slice, backward: bool) -> tuple[Any, Any]:
+        """Return prepared matrices, and the fields of their `MatrixPlace`.
+
+        They lead from each step to the one after it if `backward`, else from the one before it.
         """
-        shard, last = self.shard, self.shard.chain.num_steps - 1
         key = form, backward and form == "weights"
         if key in self._prepared:
-            return self._prepared[key], 0
+            return self._prepared[key]  # type: ignore[no-any-return]
         if self.has_one:
-            requested = slice(0, int(last > 0))
+            requested = slice(0, 1)
         elif backward:
-            requested = slice(steps.start, min(steps.stop, last))
+            requested = slice(steps.start, min(steps.stop, self.shard.chain.num_steps - 1))
         else:
             requested = slice(max(steps.start - 1, 0), steps.stop - 1)
-        if requested.start < requested.stop:
-            values, is_log = shard.matrices(requested), "transitions" in shard.chain.logs
-        else:  # of which none is read
-            values, is_log = np.zeros((shard.groups, 1, self.K, self.K)), False
+        values, is_log = self._transitions(requested)
         prepared: Any
         if form == "logs":
             logs = matrices.logs_of(values, is_log)
             prepared = logs, self._compressed(_NO_WEIGHTS, logs[0])
         else:
-            weights, bounds = matrices.prepare(shard.ctx, values, is_log, backward)
+            weights, bounds = matrices.prepare(self.shard.ctx, values, is_log, backward)
             prepared = weights, bounds, self._compressed(*weights[:2])
+        result = prepared, (values.shape[1], self.per_group, requested.start)
         if self.has_one:
-            self._prepared[key] = prepared
-        return prepared, requested.start
+            self._prepared[key] = result
+        return result
 
     def _compressed(self, F: Floats, logs: Floats) -> tuple[Any, ...]:
-        """Return the `SparseColumns` of the one matrix of a shard, which compiled loops name."""
+        """Return the `SparseColumns` of the one matrix of a shard; empty ones otherwise."""
         is_shared = self.has_one and self.shard.groups == 1
         return tuple(matrices.compress(F, logs) if is_shared else FULL)
 
     def _from_rows(self, x: Array) -> Floats:
-        """Lay out what was kept, [n, groups, rows, K], as [n, G, K * R]."""
+        """Return messages [n, groups, rows, K] as [n, G, K * R]."""
         x = np.ascontiguousarray(x if self.R == 1 else x.transpose(0, 1, 3, 2))
         return x.reshape(len(x), self.G, self.K * self.R)  # type: ignore[no-any-return]
 

@@ -28,43 +28,41 @@ class Boundary(NamedTuple):
 
 
 class Registers(NamedTuple):
-    """Operands of `max_product_steps` for V lanes."""
+    """Operands of `max_product_steps` for vectors of V states."""
 
     message: Any  # [2 * V]
     matrix: Any  # [V * V], logs
     identity: Any  # [V * V], its logs
     tail: Any  # [V * V + V]: potentials of the last steps, after which V numbers may be read
     came_from: Any  # int8 [T * V]
-    num_lanes: int  # V
+    vector_size: int  # V
 
 
 @compiled
-def best_paths(x, logs, log_shifts, lengths, boundary, scratch, came_from, states, out, declined):
+def best_paths(x, matrices, lengths, boundary, scratch, results):
     """Write the best paths of whole chains, and their weights.
 
     Parameters
     ----------
     x : array [R, T, K]
         Log potentials.
-    logs, log_shifts : array [G * K * K], array [G]
-        Logarithms of one matrix for each group, less whole numbers; groups have as many rows each.
+    matrices : (array [G * K * K], array [G])
+        Logarithms of one matrix for each group, less integers, and these; groups have R / G rows.
     lengths : array [R]
     boundary : tuple
         The fields of `Boundary`.
-    scratch : array [4 * V * V]
-        For V = 4 lanes, or 8 where there are more states.
-    came_from : int8 array [T * V]
-    states : integer array [R, T]
-        -1 past a row's end, 0 where no path has a positive weight.
-    out : array [3, R]
-        Logs of their weights, less the scale; shifts and exponents.
-    declined : bool array [R]
-        Rows with weights that are infinite or NaN, of which no path is written.
+    scratch : (array [4 * V * V], int8 array [T * V])
+        V is 4, or 8 where there are more states.
+    results : (integer array [R, T], array [3, R], bool array [R])
+        States, -1 past a row's end, 0 where no path has a positive weight; logs of their weights,
+        less the scale, shifts and exponents; and True for rows with weights that are infinite or
+        NaN, for which no path is written.
     """
     boundary, (R, T, K) = Boundary(*boundary), x.shape
+    (logs, log_shifts), (numbers, came_from), (states, out, declined) = matrices, scratch, results
     V = 4 if K <= 4 else 8
-    matrix, identity = scratch[: V * V], scratch[V * V : 2 * V * V]
-    tail, message = scratch[2 * V * V : 3 * V * V + V], scratch[3 * V * V + V :]
+    matrix, identity = numbers[: V * V], numbers[V * V : 2 * V * V]
+    tail, message = numbers[2 * V * V : 3 * V * V + V], numbers[3 * V * V + V :]
     registers = Registers(message, matrix, identity, tail, came_from, V)
     rows_per_group, is_special = R // len(log_shifts), False
     has_final = boundary.final.shape[1] > 0
@@ -142,7 +140,7 @@ def _steps(x, at, count, K, matrix, registers, to):
     message, came_from = registers.message, registers.came_from
     if count <= 0:
         return 0.0
-    if registers.num_lanes == 4:
+    if registers.vector_size == 4:
         return _four_states(x, at, count, K, message, matrix, came_from, to)
     return _eight_states(x, at, count, K, message, matrix, came_from, to)
 

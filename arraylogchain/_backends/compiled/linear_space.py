@@ -43,6 +43,14 @@ class Segment(NamedTuple):
     g: int  # number of the group
 
 
+class MatrixPlace(NamedTuple):
+    """Where the matrices of a segment are in an array of matrices, group after group."""
+
+    per_group: Any  # matrices of each group: one for every step, or one for each transition
+    sharing: int  # consecutive g of a `Segment` that share the matrices of one group
+    first: int  # step from which the first of them leads to the next one
+
+
 class Scratch(NamedTuple):
     """Work space to exponentiate the potentials of B steps at a time."""
 
@@ -84,34 +92,12 @@ def zero_row(m, r, K, R):
     m[r : K * R : R] = 0.0
 
 
-@inner
-def multiply_sparse(out, m, columns, R, num_rows):
-    """Write m @ P for the first rows of m [K, R], given the compressed columns of P."""
-    starts, rows, weights, _ = columns
-    for j in range(len(starts) - 1):
-        if R == 1:
-            total = 0.0
-            for p in range(starts[j], starts[j + 1]):
-                total += m[rows[p]] * weights[p]
-            out[j] = total
-            continue
-        target = out[j * R : j * R + num_rows]
-        for r in range(num_rows):
-            target[r] = 0.0
-        for p in range(starts[j], starts[j + 1]):
-            source, weight = m[rows[p] * R : rows[p] * R + num_rows], weights[p]
-            for r in range(num_rows):
-                target[r] += source[r] * weight
-
-
 @inlined
-def matrix_index(count, g, t, first_matrix, backward):
-    """Return the number of the matrix that leads to the message of step t.
-
-    Each group has `count` matrices; the first is that from step `first_matrix` to the next one.
-    """
-    n = (t if backward else t - 1) - first_matrix
-    return g * count + (n if count > 1 and n > 0 else 0)
+def matrix_index(place, g, t, backward):
+    """Return the number of the matrix that leads to the message of step t."""
+    per_group, sharing, first = place
+    n = (t if backward else t - 1) - first
+    return g // sharing * per_group + (n if per_group > 1 and n > 0 else 0)
 
 
 @inlined

@@ -18,9 +18,9 @@ from arraylogchain._select import SPARSE_COST
 _LEAST_ENTRY = 2.0**-700
 # Matrices whose largest entries are in between need not be scaled.
 _FROM, _TO = 2.0**-8, 2.0**8
-# What sums have to be, relative to terms that were left out.
+# Least certified sums, relative to terms that were left out.
 _ABOVE = 2.0**54
-# From so many states on, columns of a matrix with many zeros are compressed.
+# Least number of states whose matrix is compressed if it has many zeros.
 MIN_SPARSE_STATES = 8
 
 
@@ -33,25 +33,22 @@ class SparseColumns(NamedTuple):
     logs: Floats
 
 
-# What `recursion.advance` takes: (F, logs, scales) of matrices exp(scales[0]) 2^scales[1] F, flat,
-# how many there are of a group, and `proof`, what is known of all. The logs are empty where entries
-# of F tell all.
-Prepared = tuple[tuple[Floats, Floats, Floats, int], tuple[float, float, float, bool]]
+# The first fields of `recursion.Matrices`, and `recursion.Bounds`.
+Prepared = tuple[tuple[Floats, Floats, Floats], tuple[float, float, float, bool]]
 
 _NO_LOGS = np.empty(0)
 
 
 def prepare(ctx: Context, values: Array, is_log: bool, transposed: bool) -> Prepared:
-    """Prepare matrices [g, s, K, K]."""
-    s, K = values.shape[1:3]
-    values = np.ascontiguousarray(values, np.float64).reshape(-1, K, K)
-    values.setflags(write=False)  # callers may give such, and loops take no others
+    """Prepare contiguous, read-only float64 matrices [g, s, K, K]."""
+    K = values.shape[-1]
+    values = values.reshape(-1, K, K)
     flat, (extremes, scales) = np.empty((len(values), K * K)), np.zeros((2, 2, len(values)))
     num_special, low = copy(values, transposed, is_log, flat, extremes)
     logs, threshold = _NO_LOGS, K * _ABOVE * TINY
     if not (is_log or num_special):
         bounds = max(2.0**-600, 2.0**-1000 / low), 0.0, threshold, False
-        return (flat.reshape(-1), logs, scales, s), bounds
+        return (flat.reshape(-1), logs, scales), bounds
     maxima, lows = extremes
     is_special = not np.all(maxima < INF)
     if is_log:
@@ -66,12 +63,12 @@ def prepare(ctx: Context, values: Array, is_log: bool, transposed: bool) -> Prep
         low = np.min(np.ldexp(lows, exponents), initial=INF)
     is_partial = low < _LEAST_ENTRY
     if not (is_log or is_partial or is_special):
-        logs = _NO_LOGS  # those of F are rounded less
+        logs = _NO_LOGS  # logarithms of F are rounded less
     if is_partial:
         flat, threshold = np.where(flat < _LEAST_ENTRY, 0.0, flat), K * _ABOVE * _LEAST_ENTRY
     min_weight = max(2.0**-600, 2.0**-1000 / max(low, _LEAST_ENTRY))
     bounds = min_weight, MOST * threshold if is_partial else 0.0, threshold, is_special
-    return (flat.reshape(-1), logs.reshape(-1), scales, s), bounds
+    return (flat.reshape(-1), logs.reshape(-1), scales), bounds
 
 
 @compiled
@@ -136,21 +133,20 @@ def prepare_linear(values, is_log, out, scales, extremes):
     return max(2.0**-600, 2.0**-1000 / low)
 
 
-def logs_of(values: Array, is_log: bool) -> tuple[Floats, Floats, int]:
-    """Return logarithms of matrices [g, s, K, K] minus shifts, the shifts, and s; both flattened.
+def logs_of(values: Array, is_log: bool) -> tuple[Floats, Floats]:
+    """Return logarithms of matrices [g, s, K, K] minus shifts, and the shifts; both flattened.
 
     Shifts are integers, the maxima of matrices that are given as logarithms.
     """
-    x = np.ascontiguousarray(values, np.float64)
-    maxima = whole_maximum(np, x, (-2, -1)) if is_log else np.zeros(x.shape[:2])
-    x = x - maxima if is_log else np.log(x)
-    return x.reshape(-1), maxima.reshape(-1), x.shape[1]
+    maxima = whole_maximum(np, values, (-2, -1)) if is_log else np.zeros(values.shape[:2])
+    x = values - maxima if is_log else np.log(values)
+    return x.reshape(-1), maxima.reshape(-1)
 
 
 def compress(F: Floats, logs: Floats) -> SparseColumns:
     """Return the columns of a matrix [K * K] compressed, if few of its entries are nonzero.
 
-    The logarithms are those of F if there are none.
+    Logarithms of F are computed if `logs` is empty.
     """
     K, is_log = math.isqrt(max(F.size, logs.size)), logs.size > 0
     columns = columns_of((logs if is_log else F).reshape(K, K), is_log)
@@ -164,33 +160,15 @@ def compress(F: Floats, logs: Floats) -> SparseColumns:
 
 def columns_of(matrix: Array, is_log: bool) -> SparseColumns:
     """Return the columns of a matrix [K, K], with undefined weights and without logarithms."""
-    K, zero = len(matrix), -INF if is_log else 0.0
+    K = len(matrix)
     if K < MIN_SPARSE_STATES:
         return FULL
-    num_nonzero = np.count_nonzero(matrix > zero)
-    if SPARSE_COST * num_nonzero > K * K:
+    is_nonzero = matrix > (-INF if is_log else 0.0)
+    if SPARSE_COST * np.count_nonzero(is_nonzero) > K * K:
         return FULL
-    starts, rows = np.empty(K + 1, np.int64), np.empty(num_nonzero, np.int64)
-    write_columns(np.array(matrix, order="C"), zero, starts, rows)
-    return SparseColumns(starts, rows, np.empty(num_nonzero), FULL.logs)
-
-
-@compiled
-def write_columns(entries: Floats, zero: float, starts: Integers, rows: Integers) -> None:
-    """Write where the columns of a matrix begin, and the rows of the entries above `zero`."""
-    K = len(entries)
-    for j in range(K + 1):
-        starts[j] = 0
-    for k in range(K):
-        for j in range(K - 1):
-            starts[j + 2] += entries[k, j] > zero
-    for j in range(1, K):
-        starts[j + 1] += starts[j]
-    for k in range(K):
-        for j in range(K):
-            if entries[k, j] > zero:
-                rows[starts[j + 1]] = k
-                starts[j + 1] += 1
+    columns, rows = np.divmod(np.flatnonzero(is_nonzero.T), K)
+    starts = np.searchsorted(columns, np.arange(K + 1))
+    return SparseColumns(starts, rows, np.empty(len(rows)), FULL.logs)
 
 
 FULL = SparseColumns(*np.empty((2, 0), np.int64), *np.empty((2, 0)))

@@ -18,7 +18,7 @@ from arraylogchain._backends.compiled.matrices import SparseColumns
 from arraylogchain._numba import elementary
 from arraylogchain._numba.compiling import compiled, inlined, inner
 from arraylogchain._numba.elementary import INF, exp, integer_shift, max_or_nan, subtract_row_max
-from arraylogchain._numba.vector_sums import maximize
+from arraylogchain._numba.vector_sums import maximize, maximize_sparse
 
 
 @compiled
@@ -30,8 +30,8 @@ def max_product(x, matrices, sparse, lengths, carry, updated, scratch, first):
     x, lengths, carry, first
         See `recursion.advance`. The carry becomes logarithms; that of the first segment may be
         linear weights.
-    matrices : (L, shifts, count, sharing, first_matrix)
-        Logarithms of weights [n, K, K], flat, less whole numbers [n]; see `recursion.advance`.
+    matrices : (L, shifts, place)
+        Logarithms of weights [n, K, K], flat, less integers [n], and the fields of a `MatrixPlace`.
     sparse : tuple
         As for `recursion.advance`, without weights.
     updated : array [S, G, K * R], or [2, 1, K * R]
@@ -39,7 +39,7 @@ def max_product(x, matrices, sparse, lengths, carry, updated, scratch, first):
         are added after a row's maximum is subtracted, as that may cancel most of a sum.
     scratch : arrays [B + 4, K * R], flat, and [B + 3, R]
     """
-    L, matrix_shifts, per_group, sharing, first_matrix = matrices
+    L, matrix_shifts, place = matrices
     sparse, scratch = SparseColumns(*sparse), Scratch(*scratch)
     weights, scales, forms = carry
     (G, R, S, K), (factors, x_shifts) = x.shape, scratch
@@ -64,10 +64,10 @@ def max_product(x, matrices, sparse, lengths, carry, updated, scratch, first):
                 split_potentials(segment, t - first, count, scratch)
             out, f = updated[(t - first) % len(updated), gl], factors[i * K * R : (i + 1) * K * R]
             moved = num_active(lengths[g], t) if t > 0 else 0
-            n = matrix_index(per_group, g // sharing, t, first_matrix, False)
+            n = matrix_index(place, g, t, False)
             if moved > 0:
                 if len(sparse.rows) > 0:
-                    _maximize_sparse(out, m, sparse, R, moved)
+                    maximize_sparse(out, m, sparse, R, moved)
                 else:
                     maximize(out, m, L, n * K * K, K, R, moved)
                 if is_special or elementary.count_special(m) > 0:
@@ -90,28 +90,6 @@ def max_product(x, matrices, sparse, lengths, carry, updated, scratch, first):
 
 
 @inner
-def _maximize_sparse(out, m, columns, R, num_rows):
-    """Write the largest m[k] + L[k, j] of the first rows, given the compressed columns of L."""
-    starts, rows, _, logs = columns
-    for j in range(len(starts) - 1):
-        if R == 1:
-            largest = -INF
-            for p in range(starts[j], starts[j + 1]):
-                term = m[rows[p]] + logs[p]
-                largest = term if term > largest else largest
-            out[j] = largest
-            continue
-        target = out[j * R : j * R + num_rows]
-        for r in range(num_rows):
-            target[r] = -INF
-        for p in range(starts[j], starts[j + 1]):
-            source, log = m[rows[p] * R : rows[p] * R + num_rows], logs[p]
-            for r in range(num_rows):
-                term = source[r] + log
-                target[r] = term if term > target[r] else target[r]
-
-
-@inner
 def _write_nan(out, m, P, base, K, R, moved):
     """Write NaN where one of the terms of a maximum is NaN."""
     for i in range(K * K):
@@ -123,22 +101,22 @@ def _write_nan(out, m, P, base, K, R, moved):
 
 @compiled
 def backtrace(updated, matrices, sparse, lengths, states, first):
-    """Write the states of best paths, [S + 1, G, R, 1], of which the last are known.
+    """Write the states of best paths, [S + 1, G, R, 1], given the last states.
 
     Parameters
     ----------
     updated : array [S, G, K * R]
         Updated messages that `max_product` stored.
     matrices, sparse : tuple
-        Those from each step to the next; see `max_product`.
+        From each step to the next; see `max_product`.
     """
-    L, _, per_group, sharing, first_matrix = matrices
+    L, _, place = matrices
     sparse = SparseColumns(*sparse)
     (S, G, _), R = updated.shape, states.shape[2]
     K = updated.shape[2] // R
     for g in range(G):
         for i in range(S - 1, -1, -1):
-            base = matrix_index(per_group, g // sharing, first + i, first_matrix, True) * K * K
+            base = matrix_index(place, g, first + i, True) * K * K
             moved = num_active(lengths[g], first + i + 1)
             for r in range(R):
                 j = states[i + 1, g, r, 0]
@@ -179,28 +157,28 @@ def _came_from_sparse(m, r, R, columns, j):
 def sampling_backtrace(
     updated, is_log, matrices, threshold, lengths, uniforms, states, scratch, first
 ):
-    """Write the states of samples, [S + 1, G, R, n], of which the last are known.
+    """Write the states of samples, [S + 1, G, R, n], given the last states.
 
     Parameters
     ----------
     updated : array [S, G, K * R]
         Updated messages that `recursion.advance` stored.
     is_log : array [G, R]
-    matrices : (F, logs, count, sharing, first_matrix)
-        Transposed ones from each step to the next; see `recursion.advance`.
+    matrices : (F, logs, place)
+        Transposed ones from each step to the next; see `recursion.Matrices`.
     threshold : float
         Smallest sum of linear weights that the entries left out of F cannot affect.
     uniforms : array [S, G, R, n]
     scratch : array [K]
     """
-    F, L, per_group, sharing, first_matrix = matrices
+    F, L, place = matrices
     (S, G, R, n), K = uniforms.shape, len(scratch)
     for g in range(G):
         for r in range(R):
             is_linear = not is_log[g, r]
             for i in range(S - 1, -1, -1):
                 m, is_last = updated[i, g], first + i >= lengths[g, r] - 1
-                base = matrix_index(per_group, g // sharing, first + i, first_matrix, True) * K * K
+                base = matrix_index(place, g, first + i, True) * K * K
                 for s in range(n):
                     j, total = states[i + 1, g, r, s], 0.0
                     if not is_last and is_linear:

@@ -20,7 +20,14 @@ import math
 from typing import Any, NamedTuple
 
 from arraylogchain._backends.compiled import linear_space
-from arraylogchain._backends.compiled.linear_space import FAILED, LINEAR, LOGS, RAISED, num_active
+from arraylogchain._backends.compiled.linear_space import (
+    FAILED,
+    LINEAR,
+    LOGS,
+    RAISED,
+    matrix_index,
+    num_active,
+)
 from arraylogchain._backends.compiled.log_space import log_product, write_log_sum
 from arraylogchain._backends.compiled.matrices import SparseColumns
 from arraylogchain._numba import elementary, vector_sums
@@ -41,9 +48,7 @@ class Matrices(NamedTuple):
     weights: Any  # [n, K, K], flat
     logs: Any  # their logarithms; empty if the logarithms of `weights` are as good
     scales: Any  # [2, n]
-    per_group: int  # matrices of each group
-    sharing: int  # consecutive x[g] that share the matrices of one group
-    first: int  # step of the first of them
+    place: Any  # a `MatrixPlace`
 
 
 class Bounds(NamedTuple):
@@ -85,24 +90,28 @@ class Stored(NamedTuple):
 
 
 @compiled
-def advance(x, matrices, bounds, sparse, lengths, carry, stored, scratch, first_step, backward):
+def advance(x, prepared, lengths, carry, stored, scratch, first_step, backward):
     """Advance all rows by one segment; return the number of rows that ended in log space.
 
     Parameters
     ----------
     x : array [G, R, S, K]
         Log potentials.
-    matrices, bounds, sparse, stored, scratch : tuple
-        The fields of `Matrices`, `Bounds`, `SparseColumns`, `Stored` and `linear_space.Scratch`.
+    prepared : (tuple, tuple, tuple)
+        The fields of `Matrices`, where the place is a plain tuple too, `Bounds`, `SparseColumns`.
     lengths : array [G, R]
         Length of each row, in descending order.
     carry : (weights [G, R, K], scales [3, G, R], forms [G, R])
         See `Carry`. The last of the scales becomes the log of the sum of the weights.
+    stored, scratch : tuple
+        The fields of `Stored` and `linear_space.Scratch`.
     first_step : int
         Step number of ``x[:, :, 0]``.
     backward : bool
     """
-    prepared = PreparedMatrices(Matrices(*matrices), Bounds(*bounds), SparseColumns(*sparse))
+    (F, L, matrix_scales, place), bounds, columns = prepared
+    matrices = Matrices(F, L, matrix_scales, linear_space.MatrixPlace(*place))
+    prepared = PreparedMatrices(matrices, Bounds(*bounds), SparseColumns(*columns))
     stored, scratch = Stored(*stored), linear_space.Scratch(*scratch)
     weights, scales, forms = carry
     log_range, num_in_logs = linear_log_range(prepared.bounds), 0
@@ -189,7 +198,7 @@ def advance_linear(segment, rows, prepared, stored, scratch):
         updated = stored.updated[(i + (not backward)) % num_updated, updated_g]
         active = num_active(lengths, t)
         moved = num_active(lengths, t + 1) if backward else (active if t > 0 else 0)
-        n = matrix_index(matrices, g, t, backward)
+        n = matrix_index(matrices.place, g, t, backward)
         _predict(predicted, message, prepared, n, moved, shift, exponent)
         _store_scales(stored.predicted_scales, g, i, shift, exponent)
         step = linear_space.Step(predicted, exp_x, updated, message, moved, active)
@@ -209,20 +218,12 @@ def advance_linear(segment, rows, prepared, stored, scratch):
 
 
 @inlined
-def matrix_index(matrices, g, t, backward):
-    """Return the number of the matrix that leads to the message of step t."""
-    return linear_space.matrix_index(
-        matrices.per_group, g // matrices.sharing, t, matrices.first, backward
-    )
-
-
-@inlined
 def _predict(predicted, message, prepared, n, moved, shift, exponent):
     """Write the predicted message; rows without a transition into the step keep theirs."""
     matrices, sparse, R = prepared.matrices, prepared.columns, len(shift)
     K = len(message) // R
     if moved > 0 and len(sparse.rows) > 0:
-        linear_space.multiply_sparse(predicted, message, sparse, R, moved)
+        vector_sums.multiply_sparse(predicted, message, sparse, R, moved)
     elif moved > 0:
         vector_sums.multiply(predicted, message, matrices.weights, n * K * K, K, R, moved)
     for r in range(moved):
@@ -283,7 +284,7 @@ def _advance_in_logs(segment, rows, r, prepared, stored, scratch):
         i = S - 1 - s if backward else s
         t = first_step + i
         if t < lengths[r] - 1 if backward else 0 < t < lengths[r]:
-            n = matrix_index(matrices, g, t, backward)
+            n = matrix_index(matrices.place, g, t, backward)
             log_product(message, prepared, n, new, sums, terms)
             shifts[r] += matrices.scales[0, n]
             exponents[r] += matrices.scales[1, n]

@@ -11,7 +11,7 @@ from arraylogchain._numba.elementary import INF
 
 
 class Candidates(NamedTuple):
-    """Memory for suffixes of which the best n are kept, and for terms of one of them."""
+    """Memory for suffixes, until the best n are selected, and for terms of one suffix."""
 
     losses: Any  # [2 * n]
     links: Any  # [2 * n] integers
@@ -26,7 +26,7 @@ def backtrace_suffixes(updated, matrices, sparse, lengths, suffixes, links, cand
     Parameters
     ----------
     updated : array [S, G, K * R]
-        What `paths.max_product` kept.
+        Updated messages that `paths.max_product` stored.
     matrices, sparse, lengths, first
         See `paths.backtrace`.
     suffixes : integer array and array [G, R, n]
@@ -36,12 +36,12 @@ def backtrace_suffixes(updated, matrices, sparse, lengths, suffixes, links, cand
     candidates : tuple
         The fields of `Candidates`.
     """
-    L, _, per_group, sharing, first_matrix = matrices
+    L, _, place = matrices
     sparse, candidates, (states, losses) = SparseColumns(*sparse), Candidates(*candidates), suffixes
     (S, G, R, n), K = links.shape, len(candidates.terms)
     for g in range(G):
         for i in range(S - 1, -1, -1):
-            base = matrix_index(per_group, g // sharing, first + i, first_matrix, True) * K * K
+            base = matrix_index(place, g, first + i, True) * K * K
             moved = num_active(lengths[g], first + i + 1)
             for r in range(R):
                 link, state, loss = links[i, g, r], states[g, r], losses[g, r]
@@ -101,12 +101,12 @@ def _keep_best(candidates, count, n):
     num_equal = n
     for c in range(count):
         num_equal -= losses[c] < largest
-    kept = 0
+    num_best = 0
     for c in range(count):
         if losses[c] < largest or (losses[c] == largest and num_equal > 0):
             num_equal -= losses[c] == largest
-            losses[kept], links[kept] = losses[c], links[c]
-            kept += 1
+            losses[num_best], links[num_best] = losses[c], links[c]
+            num_best += 1
     return largest
 
 
@@ -137,7 +137,7 @@ def follow(links, numbers, states, K):
     links : integer array [S, G, R, n]
         See `backtrace_suffixes`.
     numbers : integer array [G, R, n]
-        Those of the suffixes at the first step; overwritten by those at the step after the last.
+        Numbers of the suffixes at the first step; overwritten by those at the step after the last.
     states : integer array [S, G, R, n]
     """
     S, G, R, n = links.shape

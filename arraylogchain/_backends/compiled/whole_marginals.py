@@ -1,6 +1,6 @@
-"""The backward pass of whole chains: marginals, counts and gradients of lanes.
+"""The backward pass of whole chains: marginals, counts and gradients of a block of rows.
 
-Steps go backward in chunks, after each of which the marginals of the chunk are added. Every
+Steps go backward in chunks; the marginals of a chunk are added before the next one. Every
 normalizer has to be well within the range of numbers; see `_chains.marginals`.
 """
 
@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import math
 
-from arraylogchain._backends.compiled.lanes import MAX_NORMALIZER, MIN_NORMALIZER, advance_lanes
 from arraylogchain._backends.compiled.linear_space import FAILED, LINEAR, Segment, num_active
+from arraylogchain._backends.compiled.row_blocks import (
+    MAX_NORMALIZER,
+    MIN_NORMALIZER,
+    advance_block,
+)
 from arraylogchain._numba.compiling import inner
 
 
 @inner
-def run_backward(chains, lanes, prepared, cotangents, gradients, work, chunk):
+def run_backward(chains, block, prepared, cotangents, gradients, work, chunk):
     """Run backward through all steps, write gradients, and mark uncertified rows as FAILED.
 
     A row may fail after its pair marginals of later steps were added to the sums over rows. The
     whole pass is then repeated without failed rows, until no further row fails.
     """
-    forward, backward, T = lanes.forward, lanes.backward, lanes.lengths[0]
+    forward, backward, T = block.forward, block.backward, block.lengths[0]
     width, K = forward.weights.shape
     num_failed = 1
     while num_failed > 0:
@@ -36,16 +40,16 @@ def run_backward(chains, lanes, prepared, cotangents, gradients, work, chunk):
         while stop > 0:
             start = max(stop - chunk, 0)
             # T - T is 0 and T > 0 is True, but not literals; see `recursion.enter_linear_space`.
-            segment = Segment(lanes.x, lanes.lengths, T - T, start, stop, T > 0, T - T)
-            advance_lanes(segment, backward, prepared, lanes.predicted, lanes.updated, work)
+            segment = Segment(block.x, block.lengths, T - T, start, stop, T > 0, T - T)
+            advance_block(segment, backward, prepared, block.predicted, block.updated, work)
             for r in range(width):
                 if backward.forms[r] != LINEAR and forward.forms[r] == LINEAR:
                     forward.forms[r] = FAILED
                     num_failed += 1
-            num_failed += _add_chunk(lanes, segment, cotangents, gradients, work)
+            num_failed += _add_chunk(block, segment, cotangents, gradients, work)
             stop = start
         if num_linear > 0:
-            num_failed += _write_boundary(chains, lanes, cotangents, gradients, work)
+            num_failed += _write_boundary(chains, block, cotangents, gradients, work)
         # Only pair marginals are summed over rows; `write_zeros` clears other gradients of failed
         # rows.
         if len(gradients.transitions) == 0:
@@ -53,36 +57,36 @@ def run_backward(chains, lanes, prepared, cotangents, gradients, work, chunk):
 
 
 @inner
-def _add_chunk(lanes, segment, cotangents, gradients, work):
+def _add_chunk(block, segment, cotangents, gradients, work):
     """Add the marginals of a chunk of steps; return how many rows are now marked as FAILED."""
-    num_failed, width, matrix_step = 0, len(lanes.lengths), len(work.pairs) > 1
+    num_failed, width, matrix_step = 0, len(block.lengths), len(work.pairs) > 1
     with_pairs, with_states = len(gradients.transitions) > 0, len(gradients.potentials) > 0
     factors = work.normalizers[:width]
     for t in range(segment.start, segment.stop):
-        alpha, i = lanes.alpha[t + 1, 0], t - segment.start
-        beta, beta_x = lanes.predicted[i, 0], lanes.updated[i + 1, 0]
-        active = num_active(lanes.lengths, t)
-        num_failed += _write_factors(alpha, beta, lanes, cotangents, factors, active)
+        alpha, i = block.alpha[t + 1, 0], t - segment.start
+        beta, beta_x = block.predicted[i, 0], block.updated[i + 1, 0]
+        active = num_active(block.lengths, t)
+        num_failed += _write_factors(alpha, beta, block, cotangents, factors, active)
         if with_states:
             for r in range(active):
-                out = gradients.potentials[lanes.first + r, t]
+                out = gradients.potentials[block.first + r, t]
                 for k in range(len(out)):
                     out[k] = (alpha[k * width + r] * beta[k * width + r]) * factors[r]
         # Rows that have a next step, and so pair marginals at t.
-        moved = num_active(lanes.lengths, t + 1)
+        moved = num_active(block.lengths, t + 1)
         if with_pairs and moved > 0:
             pairs = work.pairs[t if matrix_step else 0]
             if width == 1:
                 _add_pairs_of_row(alpha, beta_x, factors[0], pairs)
             else:
-                _add_pairs(alpha, beta_x, factors, width, moved, work.scratch[0], pairs)
+                _add_pairs(alpha, beta_x, factors, width, moved, work.factors, pairs)
     return num_failed
 
 
 @inner
-def _write_factors(alpha, beta, lanes, cotangents, factors, active):
+def _write_factors(alpha, beta, block, cotangents, factors, active):
     """Write cotangents over normalizers, 0 for failed rows; return how many rows fail by these."""
-    width, num_failed, forms = len(lanes.lengths), 0, lanes.forward.forms
+    width, num_failed, forms = len(block.lengths), 0, block.forward.forms
     for r in range(active):
         factors[r] = 0.0
     for start in range(0, len(alpha), width):
@@ -94,7 +98,7 @@ def _write_factors(alpha, beta, lanes, cotangents, factors, active):
         if forms[r] == LINEAR and not is_certified:
             forms[r] = FAILED
             num_failed += 1
-        factors[r] = cotangents[lanes.first + r] / factors[r] if forms[r] == LINEAR else 0.0
+        factors[r] = cotangents[block.first + r] / factors[r] if forms[r] == LINEAR else 0.0
     return num_failed
 
 
@@ -155,48 +159,48 @@ _add_four_products = inner(_four_scalar_products, fastmath={"contract", "reassoc
 
 
 @inner
-def _write_boundary(chains, lanes, cotangents, gradients, work):
+def _write_boundary(chains, block, cotangents, gradients, work):
     """Write gradients with respect to initial and final weights, or to their logarithms.
 
     Return how many rows are now marked as FAILED.
     """
-    num_failed, (width, K) = 0, lanes.forward.weights.shape
+    num_failed, (width, K) = 0, block.forward.weights.shape
     for r in range(width if gradients.boundary.shape[1] > 0 else 0):
         for side in range(2):
-            other = lanes.forward.weights[r] if side else lanes.backward.weights[r]
+            other = block.forward.weights[r] if side else block.backward.weights[r]
             is_log = chains.final_is_log if side else chains.initial_is_log
             weights, out, total = work.boundary[side, r], gradients.boundary[side], 0.0
             for k in range(K):
                 total += weights[k] * other[k]
             is_certified = MIN_NORMALIZER <= total <= MAX_NORMALIZER
-            if lanes.forward.forms[r] == LINEAR and not is_certified:
-                lanes.forward.forms[r] = FAILED
+            if block.forward.forms[r] == LINEAR and not is_certified:
+                block.forward.forms[r] = FAILED
                 num_failed += 1
-            factor = cotangents[lanes.first + r] / total
+            factor = cotangents[block.first + r] / total
             for k in range(K):
                 gradient = other[k] * factor
                 if is_log:
                     gradient *= weights[k]
                 else:
                     gradient = math.ldexp(gradient, -int(weights[K]))
-                out[lanes.first + r, k] = gradient
+                out[block.first + r, k] = gradient
     return num_failed
 
 
 @inner
-def write_zeros(lanes, gradients):
+def write_zeros(block, gradients):
     """Write 0 for gradients of declined rows, and past the ends of the others."""
-    for r in range(len(lanes.lengths)):
-        is_declined = lanes.forward.forms[r] != LINEAR
+    for r in range(len(block.lengths)):
+        is_declined = block.forward.forms[r] != LINEAR
         if len(gradients.potentials) > 0:
-            gradients.potentials[lanes.first + r, 0 if is_declined else lanes.lengths[r] :] = 0.0
+            gradients.potentials[block.first + r, 0 if is_declined else block.lengths[r] :] = 0.0
         if gradients.boundary.shape[1] > 0 and is_declined:
-            gradients.boundary[:, lanes.first + r] = 0.0
+            gradients.boundary[:, block.first + r] = 0.0
 
 
 @inner
 def add_sums(total, pairs):
-    """Add the pair marginals of some lanes to those of their group."""
+    """Add the pair marginals of a block to the sums of its group."""
     for n in range(len(pairs)):
         for k in range(pairs.shape[1]):
             for j in range(pairs.shape[1]):

@@ -1,0 +1,310 @@
+"""Blocks of up to L consecutive rows of a group, computed side by side through whole chains.
+
+The rows of a group are sorted by decreasing length, so that the first row of a block is its longest
+and sets its number of steps. Everything is in linear space, where every step certifies itself; a
+row that is not certified is declined.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from arraylogchain._backends.compiled.linear_space import (
+    FAILED,
+    LINEAR,
+    LOGS,
+    MatrixPlace,
+    Scratch,
+    Segment,
+)
+from arraylogchain._backends.compiled.log_space import write_log_sum
+from arraylogchain._backends.compiled.matrices import prepare_linear
+from arraylogchain._backends.compiled.recursion import (
+    Bounds,
+    Carry,
+    Matrices,
+    PreparedMatrices,
+    Stored,
+    advance_linear,
+    enter_linear_space,
+    linear_log_range,
+)
+from arraylogchain._core.precision import DOUBLE
+from arraylogchain._numba.compiling import inner, views
+
+MIN_NORMALIZER, MAX_NORMALIZER = DOUBLE.normalizers
+MIN_COTANGENT, MAX_COTANGENT = DOUBLE.cotangents
+
+# Least number of rows that are computed side by side.
+SIDE_BY_SIDE = 8
+# Potentials that are exponentiated together, and their steps, at most.
+CHUNK, CHUNK_STEPS = 4096, 64
+# Rows of a block, at most: of about one length where lengths differ.
+_MAX_ROWS, _MAX_RAGGED_ROWS = 256, 64
+
+# The entry points take these as plain tuples; see `recursion`.
+
+
+class Chains(NamedTuple):
+    """Whole chains: the rows of all groups, one group after another."""
+
+    x: Any  # [N, T, K], log potentials
+    lengths: Any  # [N], in descending order in each group
+    transitions: Any  # [G, n, K, K]: one matrix for every step, or n of them
+    initial: Any  # [N, K]
+    final: Any  # [N, K]
+    transitions_are_log: bool
+    initial_is_log: bool
+    final_is_log: bool
+
+
+class Sizes(NamedTuple):
+    """Sizes of the work space, and of the updated messages that are stored forward."""
+
+    rows: int  # L rows side by side
+    batch: int  # B steps whose potentials are exponentiated together
+    chunk: int  # C steps backward, whose messages are stored
+    row_size: int  # numbers stored for each row; 0 where blocks use the same memory
+    is_stored: bool  # whether the messages are those of an earlier call
+
+
+class Gradients(NamedTuple):
+    """Marginals, counts and gradients, times cotangents; arrays not requested have length 0."""
+
+    potentials: Any  # [N, T, K]
+    transitions: Any  # [G, n, K, K]
+    boundary: Any  # [2, N, K]: with respect to initial and final weights
+    by_logs: bool  # whether pair marginals include the weights of their transitions
+
+
+class Workspace(NamedTuple):
+    """Views of one array."""
+
+    matrices: Any  # [2, n, K * K], from step to step and transposed
+    scales: Any  # [2, n]
+    extremes: Any  # [2, n]
+    pairs: Any  # [n, K, K], of the rows of one block
+    factors: Any  # see `Scratch`
+    x_shifts: Any
+    carries: Any  # [2, L * (K + 2)]: forward and backward
+    boundary: Any  # [2, L, K + 1]: weights as the recursions began with them, and exponents
+    normalizers: Any  # [L]
+    predicted: Any  # [C * K * L]; C is at least 2
+    updated: Any  # [(C + 1) * K * L]
+
+
+class RowBlock(NamedTuple):
+    """Rows that are computed side by side."""
+
+    x: Any  # [L, T, K]
+    lengths: Any  # [L]
+    first: int  # number of the first row
+    forward: Any  # a `Carry`
+    backward: Any
+    alpha: Any  # messages, [n, 1, K * L]
+    predicted: Any
+    updated: Any
+
+
+@views
+def cut_memory(chains, sizes, memory):
+    """Return the views of the work space; see `block_sizes`."""
+    (_, count, K, _), L, B, C = chains.transitions.shape, sizes.rows, sizes.batch, sizes.chunk
+    i, n = 3 * count * K * K, 4 * count
+    matrices = memory[:i].reshape((3, count, K * K))
+    scales = memory[i : i + n].reshape((4, count))
+    i, n = i + n, (B + 4) * K * L
+    factors = memory[i : i + n]
+    i, n = i + n, (B + 3) * L
+    x_shifts = memory[i : i + n]
+    i, n = i + n, 2 * L * (K + 2)
+    carries = memory[i : i + n].reshape((2, L * (K + 2)))
+    i, n = i + n, 2 * L * (K + 1)
+    boundary = memory[i : i + n].reshape((2, L, K + 1))
+    i, n = i + n, C * K * L
+    predicted, updated = memory[i : i + n], memory[i + n : i + 2 * n + K * L]
+    i += 2 * n + K * L
+    return Workspace(
+        matrices[:2],
+        scales[:2],
+        scales[2:],
+        matrices[2].reshape((count, K, K)),
+        factors,
+        x_shifts,
+        carries,
+        boundary,
+        memory[i : i + L],
+        predicted,
+        updated,
+    )
+
+
+@lru_cache(maxsize=256)
+def block_sizes(
+    rows: int, T: int, K: int, num_matrices: int, is_ragged: bool
+) -> tuple[tuple[int, int, int], int]:
+    """Return the first fields of `Sizes`, and the number of floats that a `Workspace` holds.
+
+    The messages of one step of a block fit a cache.
+    """
+    max_rows = _MAX_RAGGED_ROWS if is_ragged else _MAX_ROWS
+    L = min(rows, max_rows, max(SIDE_BY_SIDE, CHUNK // K)) if rows >= SIDE_BY_SIDE else 1
+    B = min(CHUNK_STEPS, max(1, CHUNK // (K * L)))
+    C = max(2, min(T, max(4, 2 * CHUNK // (K * L))))
+    memory_size = L * ((B + 4) * K + B + 3 + 4 * K + 7 + (2 * C + 1) * K)
+    return (L, B, C), memory_size + num_matrices * (3 * K * K + 4)
+
+
+@inner
+def _fill_columns(columns, weights, K):
+    """Write the weights of compressed columns of a matrix [K * K]."""
+    for j in range(len(columns.starts) - 1):
+        for p in range(columns.starts[j], columns.starts[j + 1]):
+            columns.weights[p] = weights[columns.rows[p] * K + j]
+
+
+@views
+def prepare_matrices(chains, g, columns, work):
+    """Prepare the matrices of group g in linear space, [from, to], for the forward recursion.
+
+    Only matrices that its longest row uses are prepared. With sparse columns there is one matrix,
+    whose nonzero weights are copied to them.
+    """
+    (G, count, K, _), N = chains.transitions.shape, len(chains.x)
+    # K // K is 1 and count - count is 0, but not literals; see `recursion.enter_linear_space`.
+    longest, one = chains.lengths[g * (N // G)], K // K
+    used = min(count, max(longest - 1, 0))
+    weights, scales = work.matrices[0], work.scales
+    min_weight = prepare_linear(
+        chains.transitions[g][:used], chains.transitions_are_log, weights, scales, work.extremes
+    )
+    _fill_columns(columns, weights[0], K)
+    place = MatrixPlace(count, one, count - count)
+    matrices = Matrices(weights.reshape(count * K * K), columns.logs, scales, place)
+    bounds = Bounds(min_weight, 0.0, 0.0, not min_weight > 0.0)
+    return PreparedMatrices(matrices, bounds, columns)
+
+
+@views
+def transpose_matrices(prepared, columns, work):
+    """Return the matrices of the backward recursion, with the same scales."""
+    _, count, _ = work.matrices.shape
+    K = work.pairs.shape[1]
+    for n in range(count):
+        source, target = work.matrices[0, n], work.matrices[1, n]
+        for k in range(K):
+            for j in range(K):
+                target[j * K + k] = source[k * K + j]
+    weights, (_, _, scales, place) = work.matrices[1], prepared.matrices
+    _fill_columns(columns, weights[0], K)
+    matrices = Matrices(weights.reshape(count * K * K), columns.logs, scales, place)
+    return PreparedMatrices(matrices, prepared.bounds, columns)
+
+
+@views
+def block_of_rows(chains, start, width, work, alpha, sizes, forms):
+    """Return the block of rows start, ..., start + width - 1, with undefined carries."""
+    K = chains.x.shape[2]
+    return RowBlock(
+        chains.x[start : start + width],
+        chains.lengths[start : start + width],
+        start,
+        _carry(work.carries[0], forms[0], width, K),
+        _carry(work.carries[1], forms[1], width, K),
+        _messages(alpha[start * sizes.row_size :], K * width),
+        _messages(work.predicted, K * width),
+        _messages(work.updated, K * width),
+    )
+
+
+@views
+def _messages(memory, size):
+    """Return an array [n, 1, size] of as many messages as fit."""
+    n = len(memory) // size
+    return memory[: n * size].reshape((n, 1, size))
+
+
+@views
+def _carry(memory, forms, width, K):
+    """Return a carry of some rows."""
+    weights = memory[: width * K].reshape((width, K))
+    scales = memory[width * K :]
+    return Carry(weights, scales[:width], scales[width : 2 * width], forms[:width])
+
+
+@inner
+def enter_block(chains, block, prepared, work):
+    """Convert boundary weights to linear space; mark rows as FAILED where either does not fit."""
+    forward, backward = block.forward, block.backward
+    first, stop = block.first, block.first + len(block.x)
+    x, y, bounds = chains.initial[first:stop], chains.final[first:stop], prepared.bounds
+    _enter_boundary(x, chains.initial_is_log, bounds, forward, work.boundary[0])
+    _enter_boundary(y, chains.final_is_log, bounds, backward, work.boundary[1])
+    for r in range(len(block.x)):
+        if backward.forms[r] != LINEAR:
+            forward.forms[r] = FAILED
+
+
+@inner
+def _enter_boundary(x, is_log, bounds, carry, copies):
+    """Convert boundary weights to linear space, in a carry.
+
+    The converted weights and their exponents are copied: each backward pass begins with them, and
+    gradients with respect to boundary weights read them.
+    """
+    log_range, K = linear_log_range(bounds) if bounds.min_weight > 0.0 else 0.0, x.shape[1]
+    for r in range(len(x)):
+        carry.forms[r] = LOGS if is_log else LINEAR
+        carry.shifts[r], carry.exponents[r] = 0.0, 0.0
+        for k in range(K):
+            carry.weights[r, k] = x[r, k]
+        enter_linear_space(carry, r, bounds, log_range)
+        for k in range(K):
+            copies[r, k] = carry.weights[r, k]
+        copies[r, K] = carry.exponents[r]
+
+
+@inner
+def load_last_messages(block):
+    """Load the last updated messages of an earlier call."""
+    weights = block.forward.weights
+    (width, K), last = weights.shape, block.alpha[block.lengths[0], 0]
+    for r in range(width):
+        for k in range(K):
+            weights[r, k] = last[k * width + r]
+
+
+@inner
+def run_forward(block, prepared, work, log_z):
+    """Run forward through all steps; mark rows as FAILED that are not certified."""
+    forward, backward = block.forward, block.backward
+    (width, K), T = forward.weights.shape, block.lengths[0]
+    # T - T is 0 and T < 0 is False, but not literals; see `recursion.enter_linear_space`.
+    segment = Segment(block.x, block.lengths, T - T, T - T, T, T < 0, T - T)
+    advance_block(segment, forward, prepared, block.predicted[:2], block.alpha, work)
+    terms, scales = work.factors[:K], work.x_shifts[:3]
+    for r in range(width):
+        if forward.forms[r] != LINEAR:
+            continue
+        total = 0.0
+        for k in range(K):
+            terms[k] = forward.weights[r, k] * backward.weights[r, k]
+            total += terms[k]
+        scales[0] = forward.shifts[r] + backward.shifts[r]
+        scales[1] = forward.exponents[r] + backward.exponents[r]
+        if MIN_NORMALIZER <= total <= MAX_NORMALIZER:
+            write_log_sum(terms, total == total, scales)
+            log_z[block.first + r] = scales[2]
+        else:
+            forward.forms[r] = FAILED
+
+
+@inner
+def advance_block(segment, carry, prepared, predicted, updated, work):
+    """Advance the linear rows of a block; scales of stored messages are not kept."""
+    width, count = len(carry.forms), len(work.x_shifts) // len(work.normalizers)
+    x_shifts = work.x_shifts[: count * width].reshape((count, width))
+    no_scales = work.x_shifts[:0].reshape((2, 0, 1, width))
+    stored = Stored(predicted, updated, no_scales, no_scales)
+    advance_linear(segment, carry, prepared, stored, Scratch(work.factors, x_shifts))

@@ -116,21 +116,17 @@ class CompiledBackend:
         if is_large or K > best_paths.MAX_STATES or not self.has_one:
             return None
         V = 4 if K <= 4 else 8
-        (logs, shifts, _), _ = self._log_matrices(slice(0, T), backward=False)
+        (logs, _), _ = self._matrices("logs", slice(0, T), backward=False)
         final = np.zeros((2, R if "final" in shard.views else 0, K))
         if "final" in shard.views:
             final.reshape(2, *shard.state_shape)[:] = split_log(
                 shard.ctx, *shard.boundary_weights(True)
             )
         results = np.empty((R, T), np.int64), np.empty((3, R)), np.empty(R, bool)
-        best_paths.best_paths(
-            self._potentials(slice(0, T)).reshape(R, T, K),
-            (logs, shifts),
-            self.lengths.reshape(R),
-            (*self._boundary()[:2], final),
-            (np.empty(4 * V * V), np.empty(T * V, np.int8)),
-            results,
-        )
+        scratch = np.empty(4 * V * V), np.empty(T * V, np.int8)
+        boundary, lengths = (*self._boundary()[:2], final), self.lengths.reshape(R)
+        x = self._potentials(slice(0, T)).reshape(R, T, K)
+        best_paths.best_paths(x, *logs, lengths, boundary, *scratch, *results)
         shape, (states, log_weights, declined) = (shard.groups, shard.rows), results
         log_weights = add_scale(*log_weights.reshape(3, *shape))
         return BestPaths(states.reshape(*shape, T), log_weights, declined.reshape(shape))

@@ -39,30 +39,31 @@ class Registers(NamedTuple):
 
 
 @compiled
-def best_paths(x, matrices, lengths, boundary, scratch, results):
+def best_paths(x, logs, log_shifts, lengths, boundary, scratch, came_from, states, out, declined):
     """Write the best paths of whole chains, and their weights.
 
     Parameters
     ----------
     x : array [R, T, K]
         Log potentials.
-    matrices : (array [G * K * K], array [G])
+    logs, log_shifts : array [G * K * K], array [G]
         Logarithms of one matrix for each group, less integers, and these; groups have R / G rows.
     lengths : array [R]
     boundary : tuple
         The fields of `Boundary`.
-    scratch : (array [4 * V * V], int8 array [T * V])
+    scratch, came_from : array [4 * V * V], int8 array [T * V]
         V is 4, or 8 where there are more states.
-    results : (integer array [R, T], array [3, R], bool array [R])
-        States, -1 past a row's end, 0 where no path has a positive weight; logs of their weights,
-        less the scale, shifts and exponents; and True for rows with weights that are infinite or
-        NaN, for which no path is written.
+    states : integer array [R, T]
+        -1 past a row's end, 0 where no path has a positive weight.
+    out : array [3, R]
+        Logs of their weights, less the scale; shifts and exponents.
+    declined : bool array [R]
+        True for rows with weights that are infinite or NaN, for which no path is written.
     """
     boundary, (R, T, K) = Boundary(*boundary), x.shape
-    (logs, log_shifts), (numbers, came_from), (states, out, declined) = matrices, scratch, results
     V = 4 if K <= 4 else 8
-    matrix, identity = numbers[: V * V], numbers[V * V : 2 * V * V]
-    tail, message = numbers[2 * V * V : 3 * V * V + V], numbers[3 * V * V + V :]
+    matrix, identity = scratch[: V * V], scratch[V * V : 2 * V * V]
+    tail, message = scratch[2 * V * V : 3 * V * V + V], scratch[3 * V * V + V :]
     registers = Registers(message, matrix, identity, tail, came_from, V)
     rows_per_group, is_special = R // len(log_shifts), False
     has_final = boundary.final.shape[1] > 0

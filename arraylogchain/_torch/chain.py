@@ -116,8 +116,8 @@ class ChainOperation(rules.Operation):
         if not is_right:
             raise FloatingPointError(
                 f"this derivative of {self.name} must be computed in linear space, where the "
-                "weights of this chain range too widely for float64; first derivatives of "
-                "log_partition by backward() are right on any range"
+                "weights of this chain are infinite or range too widely for float64; first "
+                "derivatives of log_partition and log_probability by backward() have no such limit"
             )
 
     def _require_numbers(self, results: Tensors, certified: Tensor, *cotangents: Tensor) -> None:

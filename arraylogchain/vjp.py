@@ -490,8 +490,9 @@ def log_probability(
     -----
     With respect to log potentials and log transitions the gradients are the counts of the path
     minus posterior probabilities and expected counts. Entries of the path itself are sums of the
-    probabilities of all others, so that nothing cancels. Through a path whose value is infinite
-    they are 0.
+    probabilities of all others, so that nothing cancels. For a linear weight of the path they are
+    divided by that weight, and count as 0 if below the smallest number of the dtype. Through a path
+    whose value is infinite, gradients are 0.
 
     Examples
     --------

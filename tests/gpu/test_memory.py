@@ -105,7 +105,7 @@ def test_gradients_of_a_chain(backend, workspace):
 
 
 def test_forum_case(torch):
-    """Value and gradients of x, P and p0 by autograd, beyond these: at most three times x."""
+    """Value and gradients of x, P and p0 by autograd take at most a workspace of three times x."""
     backend = make_backend("torch-cuda")
     x, P = normal(backend, 500, 1, 40, 200), uniform(backend, 1, 39, 200, 200)
     p0 = uniform(backend, 1, 200)
@@ -113,7 +113,8 @@ def test_forum_case(torch):
         leaf.requires_grad_()
 
     def value_and_gradients():
-        value = alc.LogChain(x, transitions=P, initial=p0).log_partition()
+        chain = alc.LogChain(x, transitions=P, initial=p0, workspace=3 * nbytes(x))
+        value = chain.log_partition()
         return value.detach(), *torch.autograd.grad(value.sum(), (x, P, p0))
 
     value_and_gradients()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,6 +32,16 @@ from arraylogchain._numba.compiling import Floats, Integers
 _NO_WEIGHTS = np.empty(0)
 # Products in a call for whole chains, which take about half a second: no interrupt ends a call.
 _MAX_PRODUCTS = 1 << 32
+
+
+class _WholeChainInputs(NamedTuple):
+    """Arguments of `whole_chains`, in its order, that do not depend on the method."""
+
+    chains: tuple[Any, ...]
+    columns: tuple[Any, ...]
+    sizes: tuple[int, ...]
+    memory: Floats
+    forms: Any
 
 
 class CompiledBackend:
@@ -134,7 +144,7 @@ class CompiledBackend:
     def log_partition(self, store_messages: bool) -> WholeChains | None:
         """Return log Z of whole chains; None where these do not fit the workspace."""
         shard, K, N = self.shard, self.K, self.G * self.R
-        inputs = self._whole_chain_arguments(size=0)
+        inputs = self._whole_chain_inputs(size=0)
         if inputs is None:
             return None
         chains, columns, sizes, memory, forms = inputs
@@ -157,7 +167,7 @@ class CompiledBackend:
         shard, K, T, N = self.shard, self.K, self.shard.num_steps, self.G * self.R
         with_states, with_pairs = "potentials" in requested, "transitions" in requested
         with_ends = "initial" in requested or "final" in requested
-        inputs = self._whole_chain_arguments(size=N * T * K * (1 + with_states))
+        inputs = self._whole_chain_inputs(size=N * T * K * (1 + with_states))
         if inputs is None:
             return None
         chains, columns, sizes, memory, forms = inputs
@@ -232,11 +242,8 @@ class CompiledBackend:
         )
         return states[:-1].reshape(-1, *after.shape)
 
-    def _whole_chain_arguments(self, size: int) -> Any:
-        """Return arguments of `whole_chains`: chains, columns, sizes, memory and forms.
-
-        Return None if they and `size` more numbers do not fit the workspace.
-        """
+    def _whole_chain_inputs(self, size: int) -> _WholeChainInputs | None:
+        """Return inputs of whole chains; None if they and `size` more numbers do not fit."""
         shard, K, T, N = self.shard, self.K, self.shard.num_steps, self.G * self.R
         count = 1 if self.has_one else max(1, T - 1)
         sizes, memory_size = block_sizes(shard.rows, T, K, count, shard.lengths is not None)
@@ -251,7 +258,7 @@ class CompiledBackend:
         if self.has_one and shard.groups == 1 and K >= matrices.MIN_SPARSE_STATES:
             columns = matrices.columns_of(transitions[0, 0], is_log)
         memory, forms = np.empty(memory_size), np.empty((2, sizes[0]), np.int8)
-        return chains, tuple(columns), sizes, memory, forms
+        return _WholeChainInputs(chains, tuple(columns), sizes, memory, forms)
 
     def _potentials(self, steps: slice) -> Floats:
         """Return potentials as [G, R, n, K], not to be written to."""

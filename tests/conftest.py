@@ -127,21 +127,23 @@ def required() -> list[str]:
 
 # Tests of tables, of which one in so many runs by default; the others are exhaustive.
 ONE_IN = {
-    "tests/cuda/test_public.py::test_gradients": 2,
-    "tests/cuda/test_public.py::test_scenario": 10,
-    "tests/cuda/test_public.py::test_samples_are_those_of_array_operations": 4,
+    "tests/cuda/test_count_launches.py::test_call_takes_few_launches_and_never_waits": 3,
+    "tests/cuda/test_public.py::test_gradients": 3,
+    "tests/cuda/test_public.py::test_scenario": 16,
+    "tests/cuda/test_public.py::test_samples_are_those_of_array_operations": 8,
     "tests/cuda/test_public.py::test_chains": 4,
     "tests/cuda/test_public.py::test_drifting_chains": 2,
+    "tests/cuda/test_recursions.py::test_layouts": 2,
     "tests/test_chain_gradients.py::test_cotangents": 2,
     "tests/test_compiled_recursion.py::test_weights_and_entries_about_the_least": 4,
     "tests/test_product_table.py::test_gradients": 2,
     "tests/test_state.py::test_pullback_after_changes_of_what_was_returned_gives_the_same": 2,
-    "tests/test_workspace.py::test_chains": 2,
+    "tests/test_workspace.py::test_chains": 4,
     "tests/test_workspace.py::test_best_paths": 3,
-    "tests/test_dask.py::test_products": 16,
-    "tests/test_dask.py::test_chains": 40,
+    "tests/test_dask.py::test_products": 24,
+    "tests/test_dask.py::test_chains": 60,
     "tests/test_dask.py::test_what_chunks_of_time_hand_over": 4,
-} | ({} if ON_CUDA else {"tests/test_chain_table.py::test_scenario": 4})
+} | ({} if ON_CUDA else {"tests/test_chain_table.py::test_scenario": 5})
 # Parts of names of tests of long chains, and of many or wide rows.
 LONG = ("shards", "drifting", "widen", "disconnected", "identity", "leaving", "many rows")
 LONG = (*LONG, "K = 40", "K = 130", "2000")

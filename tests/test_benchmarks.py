@@ -182,7 +182,8 @@ COMPUTED = {
     "14.3 GB": 179 * 500 * 200 * 200 * 4 / 1e9,
     "16 MB": 500 * 40 * 200 * 4 / 1e6,
     "1.07 GB": 8192 * 8 * 64 * 64 * 4 / 1e9,  # weights that a product expands
-    "64 MiB": 64.0,  # the default of `workspace`
+    "1 MiB": 1.0,  # the smallest `workspace`
+    "64 MiB": 64.0,  # its default
     "256 MiB": 256.0,  # on CUDA devices
     "10.75 GiB": 10.75,  # the forum's GPU
 }

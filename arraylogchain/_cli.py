@@ -140,7 +140,8 @@ def _imported(library: str) -> Any:
         if library == "cupy":
             result.zeros(1)
     except Exception as error:  # CuPy's own classes of errors among them
-        text = f"{library} is not usable: {error!r}"
+        name = "CuPy" if library == "cupy" else library
+        text = f"{name} is not usable: {error!r}"
         if isinstance(error, ModuleNotFoundError) and error.name == library:
             text = NO_CUPY if library == "cupy" else f"{library} is not installed"
         raise RuntimeError(text) from error

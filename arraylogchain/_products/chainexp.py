@@ -151,30 +151,35 @@ def multiply_sequence(ctx: Context, matrices: Sequence[Array], budget: int) -> A
 
 
 def multiply_stack(ctx: Context, stack: Array, budget: int) -> Array:
-    """Return the product of matrices [..., n, K, K] within a workspace."""
+    """Return the product in log space of matrices [..., n, K, K] within a workspace.
+
+    The first matrix, in blocks of rows, is multiplied by chunks of the matrices that follow it. The
+    product of a chunk is computed in pairs first.
+    """
     *batch, count, size, _ = shape_of(stack)
     shape, xp = (*batch, size, size), ctx.xp
     ctx = _with_range(ctx, [stack], count)
-    # One half is the workspace of products, the other holds matrices and intermediate products.
+    # Half of the budget is the workspace of products; matrices and their products take the rest.
     multiply = multiplier(ctx, budget // 2, None)
     if count == 0 or 0 in shape:
         return ctx.to_result(product_of_stack(xp, stack, multiply, stack.dtype)[0])
-    strip = max(1, budget // 2 // (4 * size * ctx.precision.itemsize))
-    num_parallel = min(count, strip // size - 1)
-    # Matrices too large for pairs are multiplied by blocks of rows and columns.
-    lines = size if num_parallel > 1 else strip
+    # The number of rows of K entries that fit, with copies.
+    num_lines = max(1, budget // 2 // (4 * size * ctx.precision.itemsize))
+    num_parallel = min(count, num_lines // size - 1)
+    # Unless two matrices and a product fit, matrices are multiplied one by one, in blocks.
+    block_size = size if num_parallel > 1 else num_lines
     out, scale = ctx.empty(shape, ctx.result_dtype), scale_of_sums(count)
-    for box in boxes(tuple(batch), max(1, strip // size // max(2, num_parallel + 1))):
+    for box in boxes(tuple(batch), max(1, num_lines // size // max(2, num_parallel + 1))):
         part, target = stack[(*box, ...)], out[(*box, ...)]
-        for rows in chunks(size, lines):
+        for rows in chunks(size, block_size):
             x = ctx.load(part[..., 0, rows, :], ctx.precision)
             offset = shifts(xp, x, count)
             x, offset = x - offset, ctx.load(offset, ctx.widest) * scale
             for n in chunks(count - 1, max(1, num_parallel)):
-                group = part[..., n.start + 1 : n.stop + 1, :, :]
-                maxima, result = ctx.load(shifts(xp, group, count), ctx.precision), xp.empty_like(x)
-                for cols in chunks(size, lines):
-                    factors = ctx.load(group[..., cols], ctx.precision) - maxima
+                chunk = part[..., n.start + 1 : n.stop + 1, :, :]
+                maxima, result = ctx.load(shifts(xp, chunk, count), ctx.precision), xp.empty_like(x)
+                for cols in chunks(size, block_size):
+                    factors = ctx.load(chunk[..., cols], ctx.precision) - maxima
                     result[..., cols] = multiply(x, _in_pairs(xp, factors, multiply)[0])[0]
                 x = result
                 offset = offset + xp.sum(ctx.load(maxima, ctx.widest) * scale, axis=-3)

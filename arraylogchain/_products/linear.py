@@ -56,15 +56,20 @@ def matmul_gradients(
 
 
 def _contract(ctx: Context, groups: Fold, a: Array, b: Array, out: Array, budget: int) -> None:
-    """Write the sums of a [*batch, *rows, *inner] times b [*batch, *inner, *cols] into `out`."""
-    named = groups.batch, groups.rows, groups.cols, groups.inner
-    batch, rows, cols, inner = map(math.prod, named)
+    """Write the contraction of a and b over the axes `inner` into `out`.
+
+    The operands are a [*batch, *rows, *inner] and b [*batch, *inner, *cols], the result is
+    [*batch, *rows, *cols], and `groups` has the sizes of these groups of axes. Operands that cannot
+    be multiplied in place are copied in tiles, whose temporaries fit the budget.
+    """
+    axes = groups.batch, groups.rows, groups.cols, groups.inner
+    batch, rows, cols, inner = map(math.prod, axes)
     sizes = batch, rows, cols, inner
     if 0 in sizes:
         out[...] = 0
         return
     xp, item, dtype = ctx.xp, ctx.precision.itemsize, ctx.dtype(ctx.precision)
-    nb, nr, nc, ni = map(len, named)
+    nb, nr, nc, ni = map(len, axes)
     in_place = _is_ready(out, (nb, nr, nc), dtype)
     if in_place and _is_ready(a, (nb, nr, ni), dtype) and _is_ready(b, (nb, ni, nc), dtype):
         shapes = (batch, rows, inner), (batch, inner, cols), (batch, rows, cols)
@@ -72,7 +77,7 @@ def _contract(ctx: Context, groups: Fold, a: Array, b: Array, out: Array, budget
         ctx.apply(xp.matmul, a, b, out=out)
         return
     limit = min(budget - budget // 4, _COPIED_BLOCKS * ctx.block * item)
-    # Two copies of an operand in half precision; sums of slices of terms, and copies of results.
+    # An operand in half precision is copied twice; a result also has partial sums and their copies.
     tiling = tile_product(sizes, limit, 2 * item, 4 * item)
 
     def ready(x: Array) -> Array:

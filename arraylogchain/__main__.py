@@ -11,7 +11,10 @@ from arraylogchain._version import __version__
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; return its exit code: 1 if kernels are wrong, 2 if it cannot run."""
+    """Print versions, and check kernels or solve the reference workload; return the exit code.
+
+    It is 0 on success, 1 if the error of a kernel exceeds its bound, and 2 if something cannot run.
+    """
     parser = argparse.ArgumentParser(
         prog="arraylogchain",
         description="Print what is available here, compile all loops, and solve the case that "

@@ -77,11 +77,14 @@ def by_tiles(ctx: Context, layout: Fold, a: Array, b: Array) -> Array:
 
 
 def by_blas(ctx: Context, layout: Fold, a: Array, b: Array) -> Array:
-    """Return log(exp(a) @ exp(b)) by cuBLAS and a kernel that takes the logarithms."""
+    """Return log(exp(a) @ exp(b)) by cuBLAS and a kernel that takes the logarithms.
+
+    The kernel also recomputes the entries whose sums are not certified.
+    """
     operands = _OperandPair(ctx, layout, a, b)
     maxima, factors = operands.prepare(has_factors=True)
     sums = ctx.kernels.multiply(*factors)
-    # Logarithms replace their sums unless these are converted.
+    # Logarithms overwrite the sums if the result has the same dtype.
     is_same = ctx.result_name == ctx.precision.name
     out = sums if is_same else operands.empty(ctx.result_name)
     arguments = (*operands.packed, *maxima, out, operands.sizes, operands.threshold, sums)

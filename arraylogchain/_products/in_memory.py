@@ -54,7 +54,7 @@ def check_shapes(matrices: Mapping[str, Array]) -> None:
 
 
 def compute_chain(arguments: Mapping[str, Array], budget: int) -> Array:
-    """Return the product of matrices in memory, as `named` returns them, outside of autograd."""
+    """Return the product in log space of matrices by name, see `named`, outside of autograd."""
     ctx, ready = prepare_inputs(arguments)
     with ctx.computing():
         if "matrices" in ready:

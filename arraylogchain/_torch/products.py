@@ -193,9 +193,10 @@ def entries(x: Tensor, *trailing: Tensor, axes: int) -> Tensor:
 
 
 def _matrices(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Any]:
-    """Return operands with equal numbers of axes, and a function that drops added axes of results.
+    """Return operands with equal numbers of axes, and a function that drops added axes of a result.
 
-    So a batch axis of vmap is one more axis in front.
+    A vector becomes a matrix of one row or column, and results lose its axis. Missing batch axes
+    are added with length one, so that a batch axis of vmap is one more axis in front.
     """
     _check_tensors({"a": a, "b": b})
     if a.ndim == b.ndim > 1:
@@ -207,7 +208,10 @@ def _matrices(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Any]:
 
 
 def logchainexp(arguments: Mapping[str, Tensor], budget: int) -> Tensor:
-    """Return `arraylogchain.logchainexp` of tensors by name, differentiable."""
+    """Return `arraylogchain.logchainexp` of tensors, differentiable.
+
+    The tensors are by name, see `in_memory.named`.
+    """
     _check_tensors(arguments)
     dtype, is_stack = rules.result_dtype(*arguments.values()), "matrices" in arguments
     wide = [x.to(torch.promote_types(dtype, torch.float32)) for x in arguments.values()]

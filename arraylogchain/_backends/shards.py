@@ -112,17 +112,18 @@ class Shard:
         return (slice(None),) * self.axis + (slice(start, stop), ...)
 
     def potentials(self, steps: slice) -> Array:
-        """Return the potentials of a slice of steps as given, [groups, rows, n, K].
+        """Return the potentials of a slice of steps, [groups, rows, n, K], sorted by length.
 
-        Values beyond a row's length are undefined.
+        They keep the dtype of the input. Values beyond a row's length are undefined.
         """
         view = self.views["potentials"][..., steps, :]
         return self.expanded(view, (steps.stop - steps.start, self.chain.num_states))
 
     def matrices(self, steps: slice) -> Array:
-        """Return the matrices from each step t to t + 1 as given, [groups, n, K, K].
+        """Return the matrices from each step t to t + 1, [groups, n, K, K].
 
-        They are [groups, 1, K, K] if one matrix stands for every step.
+        They are [groups, 1, K, K] if one matrix stands for every step, and weights or logs, as the
+        input is, in its dtype.
         """
         view, size = self.views["transitions"], self.chain.num_states
         if not self.chain.has_one_matrix:
@@ -158,7 +159,7 @@ class Shard:
     def boundary_weights(self, backward: bool) -> tuple[Array, bool]:
         """Return initial (backward: final) weights [groups, rows, K], and whether they are logs.
 
-        They are as given, or zeros in log space if there are none.
+        They keep the dtype of the input; if there is none, they are zeros in log space.
         """
         part, ctx, K = "final" if backward else "initial", self.ctx, self.chain.num_states
         if part in self.views:

@@ -75,10 +75,11 @@ def _posterior(ctx: Context, chain: Chain, workspace: int, operation: str, *name
 def _add_whole_chains(
     forward_pass: Pass, sums: Accumulator, g: Array | None, stored: WholeChains | None = None
 ) -> WholeChains | None:
-    """Add gradients computed in one call for whole chains; return its result, or None without one.
+    """Add gradients that the backend computes in one call for whole chains; return its result.
 
-    Declined rows add nothing: the passes that remain to be run add theirs. `g` is the cotangent, or
-    None. Stored messages, if given, are reused.
+    Return None, and add nothing, if it has no such call or declines many rows. The declined rows of
+    a result add nothing: the passes that remain to be run add theirs. `g` [*batch] is the cotangent
+    of log Z, None for ones; `stored` has forward messages of an earlier call, to be reused.
     """
     shard = forward_pass.shard
     g = None if g is None else shard.read(g)

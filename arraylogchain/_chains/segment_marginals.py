@@ -35,7 +35,7 @@ from arraylogchain._products.operand import Operand
 
 
 class ShardSums(NamedTuple):
-    """The sums that the marginals of a shard are added to, times cotangents.
+    """A shard, and the accumulator that its marginals are added to, weighted by cotangents.
 
     Attributes
     ----------
@@ -53,7 +53,7 @@ class ShardSums(NamedTuple):
 
     @property
     def panel_size(self) -> int:
-        """Matrix entries that fit the workspace with their parts, logarithms and products."""
+        """Largest number of matrix entries at a time; each takes ten float64 numbers."""
         return self.workspace // (8 * 10)
 
 

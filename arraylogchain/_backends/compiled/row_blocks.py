@@ -277,7 +277,7 @@ def load_last_messages(block):
 
 @inner
 def run_forward(block, prepared, work, log_z):
-    """Run forward through all steps; mark rows as FAILED that are not certified."""
+    """Run forward through all steps, write log Z, and mark uncertified rows as FAILED."""
     forward, backward = block.forward, block.backward
     (width, K), T = forward.weights.shape, block.lengths[0]
     # T - T is 0 and T < 0 is False, but not literals; see `recursion.enter_linear_space`.

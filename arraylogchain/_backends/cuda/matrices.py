@@ -67,14 +67,20 @@ def prepare(
     has_factors: bool = True,
     transposes_logs: bool = False,
 ) -> PreparedMatrices:
-    """Return matrices of some transitions, transposed if backward.
+    """Return the matrices of a slice of transitions as kernels read them.
 
     Parameters
     ----------
+    shard : Shard
+    transitions : slice
+    backward : bool
+        Whether matrices are transposed, for the backward recursion.
     scales : array [groups, n, 2]
-        Receives the scales of the matrices, from index `first` of axis 1 on.
+        Receives the scales of the matrices, in whole nats and powers of two, from index `first` of
+        axis 1 on.
+    first : int
     has_factors : bool
-        Whether exponentials of the matrices are computed, too.
+        Whether the matrices are stored in linear space, too, and not only in log space.
     transposes_logs : bool
         Whether logs are stored as [to, from].
     """
@@ -83,7 +89,7 @@ def prepare(
     if backward:
         source, target = target, source
     groups, count, size, _ = (int(n) for n in x.shape)
-    # Few matrices are shared out among the multiprocessors.
+    # Several blocks of threads prepare one matrix where matrices are fewer than multiprocessors.
     parts = max(1, min(-(-size // 32), 2 * device.multiprocessors // (groups * count)))
     entries, item = groups * count * size * size, ctx.precision.itemsize
     num_values = entries * (1 + has_factors) + groups * count * size * 2

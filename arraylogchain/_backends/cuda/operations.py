@@ -22,7 +22,10 @@ from arraylogchain._cuda.kernels import contiguous
 def filter_segment(
     self: Any, carry: Messages | None, steps: slice, probabilities: Array, log_normalizers: Array
 ) -> Messages | None:
-    """Write a segment of filtered results; return its carry."""
+    """Write the filtered probabilities and log normalizers of a segment; return its carry.
+
+    Return None, and write nothing, if a kernel cannot be used.
+    """
     groups, rows, _ = self.shard.state_shape
     kernel = self.kernel("filtered", self.ctx.result_name)
     views = [self.shard.view(x, (steps,)) for x in (probabilities, log_normalizers)]

@@ -100,14 +100,10 @@ def check_requested(requested: Collection[str]) -> None:
     fields = ", ".join(ChainGradients._fields)
     listed = isinstance(requested, Collection) and not isinstance(requested, str)
     if not (listed and all(name in ChainGradients._fields for name in requested)):
-        raise ValueError(
-            f"wanted is {requested!r}; it must be a collection of names among {fields}"
-        )
+        raise ValueError(f"wanted must be a collection of names among {fields}, got {requested!r}")
 
 
 def check_cotangent(g: Array, shape: tuple[int, ...]) -> None:
     """Raise ValueError if a cotangent does not have the shape of the value."""
     if shape_of(g) != shape:
-        raise ValueError(
-            f"cotangent has shape {shape_of(g)}; it must have that of the value, {shape}"
-        )
+        raise ValueError(f"cotangent must have the value's shape, {shape}, got shape {shape_of(g)}")

@@ -165,7 +165,7 @@ def test_chains(case, method):
 
 
 @pytest.mark.chains
-@pytest.mark.parametrize("num_paths", [3, 100])
+@pytest.mark.parametrize("num_paths", [3, 40])
 @pytest.mark.parametrize("case", list(CHAINS))
 def test_best_paths(case, num_paths):
     x, options = CHAINS[case]()

@@ -139,7 +139,7 @@ class ArrayBacktraces:
         return xp.reshape(x, (groups, rows, paths, x.shape[-1]))
 
     def input_matrix(self, time: int) -> Array:
-        """Return the matrices from a step to the next, as given, [groups, K, K]."""
+        """Return the matrices from a step to the next, [groups, K, K], as weights or logs."""
         return self.shard.matrices(slice(time, time + 1))[:, 0, :, :]
 
 

@@ -12,7 +12,9 @@ marginal. Sums over rows and steps are one matrix multiply for each matrix.
 
 A segment is computed in linear space if its normalizers are well within the range of numbers: they
 certify that underflow is negligible, in messages too. Other segments are computed in log
-space, where pair marginals are a certified product.
+space, where pair marginals are a certified product. Backends may normalize elsewhere: compiled
+loops over whole chains in `compiled.whole_marginals`, kernels in `_cuda/marginals.cu`; segments in
+`segment_marginals`.
 """
 
 from __future__ import annotations

@@ -37,13 +37,13 @@ def check_shapes(matrices: Mapping[str, Array]) -> None:
         shape = shapes["matrices"]
         if len(shape) < 3 or shape[-1] != shape[-2]:
             raise ValueError(
-                f"matrices has shape {shape}; it must be [..., n, K, K], or a sequence of arrays"
+                f"matrices must be [..., n, K, K], or a sequence of arrays, got shape {shape}"
             )
         return
     before: Shape | None = None
     for name, shape in shapes.items():
         if len(shape) < 2:
-            raise ValueError(f"{name} has shape {shape}; it must have at least two axes")
+            raise ValueError(f"{name} must have at least two axes, got shape {shape}")
         if before is not None and before[-1] != shape[-2]:
             raise ValueError(
                 f"{name} has shape {shape}, {shape[-2]} rows, and does not fit the matrix before "

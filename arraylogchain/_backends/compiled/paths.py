@@ -129,13 +129,12 @@ def backtrace(updated, matrices, sparse, lengths, states, first):
 
 @inlined
 def _came_from(m, r, R, P, at, K):
-    """Return the first k of the largest m[k] + P[k, j], or of NaN, if there is one."""
+    """Return the first k of the largest m[k] + P[k, j]; rows with NaN have no path to trace."""
     # Without branches, which are guessed wrong.
     largest, argmax = -INF, 0
     for k in range(K):
         w = m[k * R + r] + P[at + k * K]
-        is_first = (not w <= largest) & (largest == largest)
-        argmax, largest = k if is_first else argmax, w if is_first else largest
+        argmax, largest = k if w > largest else argmax, w if w > largest else largest
     return argmax
 
 

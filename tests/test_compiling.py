@@ -236,3 +236,17 @@ def test_why_not(monkeypatch, tmp_path, code, words):
     result = _numba.why_not.__wrapped__()
     assert result is None if words is None else words in result
     assert "\n" not in (result or "")
+
+
+def test_array_operations_replace_loops_whose_intrinsics_cannot_be_imported():
+    code = """
+import sys
+sys.modules["arraylogchain._numba.intrinsics"] = None
+import numpy as np
+import arraylogchain as alc
+from arraylogchain._numba import why_not
+chain = alc.LogChain(np.zeros((3, 2)), transitions=np.ones((2, 2)))
+weight = float(np.exp(chain.log_partition()))
+print(why_not().partition(" Numba")[0], chain.viterbi().states, round(weight, 9))
+"""
+    assert run_python(code) == "the intrinsics of compiled loops do not fit [0 0 0] 8.0"

@@ -15,17 +15,19 @@ def why_not() -> str | None:
     """Return None if Numba can be used, else the reason why it cannot, in one line."""
     try:
         version = str(importlib.import_module("numba").__version__)
-    except ModuleNotFoundError as error:
-        if error.name == "numba":
-            return "Numba is not installed; pip install numba"
-        return f"Numba cannot be imported: {_line(error)}"
     except Exception as error:  # its libraries may be broken in any way
+        if isinstance(error, ModuleNotFoundError) and error.name == "numba":
+            return "Numba is not installed; pip install numba"
         return f"Numba cannot be imported: {_line(error)}"
     if os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0"):
         return "NUMBA_DISABLE_JIT is set"
     numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
     if numbers < OLDEST:
         return f"Numba {version} is too old; {'.'.join(map(str, OLDEST))} or newer is needed"
+    try:
+        importlib.import_module("arraylogchain._numba.intrinsics")
+    except Exception as error:  # a release may have changed what it imports
+        return f"the intrinsics of compiled loops do not fit Numba {version}: {_line(error)}"
     return None
 
 

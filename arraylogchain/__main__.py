@@ -36,9 +36,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.check:
             return 0 if _cli.report() else 1
         print(_cli.describe(), flush=True)
-        _cli.show_progress()
-        print(_cli.compile_loops(), end="\n\n", flush=True)
-        _cli.show_case(args.device)
+        with _cli.shown_progress():
+            print(_cli.compile_loops(), end="\n\n", flush=True)
+            _cli.show_case(args.device)
     except RuntimeError as error:
         print(f"arraylogchain: {error}", file=sys.stderr)
         return 2

@@ -16,6 +16,7 @@ import sys
 import timeit
 import tracemalloc
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -46,9 +47,7 @@ def describe() -> str:
     result = {
         "numpy": np.__version__,
         "array-api-compat": array_api_compat.__version__,
-        "numba": f"array operations ({reason})"
-        if reason
-        else importlib.import_module("numba").__version__,
+        "numba": f"array operations ({reason})" if reason else _imported("numba").__version__,
         "cupy": _on_device("cupy"),
         "torch": _on_device("torch"),
         "threads": f"{num_workers()} of {os.cpu_count()} CPU cores",
@@ -58,12 +57,19 @@ def describe() -> str:
     return "\n".join([f"arraylogchain {__version__} on {system}", *lines])
 
 
-def show_progress() -> None:
-    """Print messages about compilation from now on."""
+@contextmanager
+def shown_progress() -> Iterator[None]:
+    """Print messages about compilation within the context."""
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(logging.Formatter("  %(message)s"))
+    level = LOGGER.level
     LOGGER.addHandler(handler)
     LOGGER.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        LOGGER.setLevel(level)
+        LOGGER.removeHandler(handler)
 
 
 def compile_loops() -> str:

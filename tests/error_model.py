@@ -182,9 +182,10 @@ def contraction_gradient_bound(
     A probability is an entry of a product of all operands, one of them with a single entry left,
     over the entry of the full product: it has the errors of two such products.
     """
+    num_sums = len(operands) if K is None else 2 * len(operands) - 1
     steps, K, each = _contraction(operands, K, dtype)
     count = 2 * (steps + 1) * each + roundings(gradient.terms) + 32
-    absolute = 2 * (steps + 1) * roundings(K)
+    absolute = 2 * num_sums * roundings(K)
     return _gradient_bound(gradient, count, absolute=absolute, inner=K, dtype=dtype)
 
 

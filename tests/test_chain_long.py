@@ -5,6 +5,7 @@ import pytest
 
 import arraylogchain as alc
 from arraylogchain import _select
+from tests import reference
 from tests.chain_checks import check_chain
 from tests.chain_scenarios import FORMS, normal, uniform, weights_as
 from tests.error_model import assert_within, chain_bound, filtered_bounds
@@ -31,6 +32,9 @@ def test_single_precision_agrees_with_double(steps, form):
     assert abs(float(log_z) - exact) < 2e-6 * abs(exact)
     if not _select.COMPILED:
         return  # array operations take seconds
+    linear = [np.exp(reference.wide(x)) if form == "logs" else x for x in list(single.values())[1:]]
+    known = reference.long_chain(single["log_potentials"], *linear)
+    assert_within(exact, known, chain_bound(known, gap, T, K, "float64"))
     filtered, logs = wide.filtered()
     assert np.sum(logs, dtype=np.longdouble) == pytest.approx(exact, rel=1e-14)
     gaps = np.full((T, K), 2 * np.max(np.ptp(single["log_potentials"], axis=-1)))

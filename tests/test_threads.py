@@ -235,6 +235,7 @@ def chain(workers):
 
 CALLS = {
     **{x: lambda n, x=x: getattr(alc, x)(*OPERANDS[x], workers=n) for x in OPERANDS},
+    "logmatmulexp, wide": lambda n: alc.logmatmulexp(900 * A, 900 * B, workers=n),
     "maxplus_einsum": lambda n: alc.maxplus_einsum("ij,jk->ik", A, B, workers=n),
     **{
         f"vjp.{x}": lambda n, x=x: gradients(getattr(alc.vjp, x)(*OPERANDS[x], workers=n))

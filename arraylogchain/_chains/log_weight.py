@@ -68,8 +68,9 @@ def _weights_in(
     def logs(part: str, at: tuple[Any, ...], first: int = 0) -> Array:
         values = ctx.load(_entries(ctx, chain.parts[part], lead, at), ctx.widest)
         values = values if part in chain.logs else xp.log(values)
-        is_read = end > times[first : first + values.shape[-1]]
-        return values if lengths is None else xp.where(is_read, values, 0.0)
+        if lengths is None:
+            return values
+        return xp.where(end > times[first : first + values.shape[-1]], values, 0.0)
 
     count, pairs = box[-1].stop - start, stop - start - 1
     yield logs("potentials", (times[:count], path[..., :count]))

@@ -114,7 +114,7 @@ def certified_product(
     chunk : int, optional
         Number of terms whose weights are in memory at a time; default: all of them.
     lower_limit : array, optional
-        Logarithms that broadcast to `out`. Entries proved to lie below it are
+        Lower limits, as logarithms that broadcast to `out`. Entries proved to lie below theirs are
         not recomputed: their absolute error is negligible to the caller.
     """
     multiply_weights(ctx, left, right, out, chunk)

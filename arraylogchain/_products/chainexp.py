@@ -116,8 +116,9 @@ def sums_overflow(xp: Any, arrays: Sequence[Array], count: int, precision: Preci
 
 def _with_range(ctx: Context, arrays: Sequence[Array], count: int) -> Context:
     """Return a context that computes in float64 if float32 may overflow and values can be read."""
-    is_wide = ctx.widest is ctx.precision or not are_readable(*arrays)
-    if is_wide or not sums_overflow(ctx.xp, arrays, count, ctx.precision):
+    if ctx.widest is ctx.precision or not are_readable(*arrays):
+        return ctx
+    if not sums_overflow(ctx.xp, arrays, count, ctx.precision):
         return ctx
     return replace(ctx, precision=ctx.widest)
 
@@ -190,10 +191,13 @@ def multiply_stack(ctx: Context, stack: Array, budget: int) -> Array:
 
 def multiplier(ctx: Context, budget: int, has_nan: Array | bool | None) -> Multiply:
     """Return a `Multiply` of arrays in memory, without pullbacks if `has_nan` is None."""
+    narrow, wide = (
+        replace(ctx, precision=x, result_name=x.name) for x in (ctx.precision, ctx.widest)
+    )
+    wide_dtype = ctx.dtype(ctx.widest)
 
     def multiply(a: Array, b: Array) -> tuple[Array, Any]:
-        precision = ctx.widest if a.dtype == ctx.dtype(ctx.widest) else ctx.precision
-        inner = replace(ctx, precision=precision, result_name=precision.name)
+        inner = wide if a.dtype == wide_dtype else narrow
         layout = fold(shape_of(a), shape_of(b))
         product = logmatmulexp(inner, layout, a, b, budget)
 

@@ -44,8 +44,9 @@ def maxplus_matmul(
                 terms = a_values[:, :, None, :] + transposed[batch, cols, :][:, None, :, :]
                 where = xp.argmax(terms, axis=-1, keepdims=True)  # the smallest, on ties
                 top = xp.take_along_axis(terms, where, axis=-1)[..., 0]
-                where = where[..., 0] + k.start
+                where = where[..., 0]
                 if k.start:
+                    where = where + k.start
                     # Keep NaN and, on ties, the earlier index.
                     keep = xp.isnan(values[box]) | (values[box] >= top)
                     top = xp.where(keep, values[box], top)

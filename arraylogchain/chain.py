@@ -125,7 +125,7 @@ class LogChain:
         """Return the result of a function of `_chains`, outside of autograd.
 
         Tensors in autograd, and Dask arrays, are passed to the variant in their module instead, if
-        it has one of that name, with the arguments of the method.
+        it has one of that name, with the arguments of the method. Without a variant they are not.
         """
         values = self._arguments.arrays.values()
         if variant and not are_numpy(*values, self._arguments.lengths):

@@ -38,7 +38,7 @@ from arraylogchain._core.scaled import split_log
 from arraylogchain._inputs.chain import Chain, states_of
 
 # Arrays of the size of a segment's messages: in two precisions, with logs, masks and indices.
-_ARRAYS = 20
+_NUM_ARRAYS = 20
 
 
 def log_probability(ctx: Context, chain: Chain, workspace: int, states: Array) -> Array:
@@ -49,7 +49,7 @@ def log_probability(ctx: Context, chain: Chain, workspace: int, states: Array) -
     def work(one_pass: Pass) -> None:
         shard, total = one_pass.shard, 0.0
         paths = Paths(shard, states)
-        size = max(1, one_pass.workspace // (8 * _ARRAYS * math.prod(shard.state_shape)))
+        size = max(1, one_pass.workspace // (8 * _NUM_ARRAYS * math.prod(shard.state_shape)))
         for steps, segment in one_pass.run(Keep.UPDATED):
             for part in chunks(steps.stop - steps.start, size):
                 start, messages = steps.start + part.start, segment.updated.steps(part)
@@ -58,7 +58,9 @@ def log_probability(ctx: Context, chain: Chain, workspace: int, states: Array) -
         is_finite = ctx.xp.max(sums, axis=-1) < math.inf
         shard.write(out, ctx.xp.where(is_finite, 0.0 - total, math.nan))
 
-    all_passes = passes("log_probability", ctx, chain, workspace, backward=True, num_arrays=_ARRAYS)
+    all_passes = passes(
+        "log_probability", ctx, chain, workspace, backward=True, num_arrays=_NUM_ARRAYS
+    )
     run_passes(all_passes, work)
     return out
 
@@ -79,7 +81,7 @@ def value_and_pullback(
             PathGradientPass(one_pass.run_and_store(), partial_sums, g, states).add()
             one_pass.stored.clear()
 
-        all_passes = passes("log_probability", ctx, chain, workspace, True, num_arrays=_ARRAYS)
+        all_passes = passes("log_probability", ctx, chain, workspace, True, num_arrays=_NUM_ARRAYS)
         run_passes(all_passes, add, accumulator)
         return accumulator.results()
 
@@ -242,8 +244,9 @@ class PathGradientPass(BackwardPass):
         gradients = xp.where(mask, -off_path[..., None], marginals)
         self.add_marginals(steps, gradients, forward)
         if count:
-            probabilities = on_path[:count, ...] * ctx.load(xp.expm1(-surprisals), self.precision)
-            gradients = segment.where(segment.no_pair, 0.0, probabilities - off_path[:count, ...])
+            # Minus the probability to be on the path and leave it with the next step.
+            leaving = on_path[:count, ...] * ctx.load(xp.expm1(-surprisals), self.precision)
+            gradients = segment.where(segment.no_pair, 0.0, leaving - off_path[:count, ...])
             segment.add_pairs_of_paths(gradients)
 
     def boundary_gradients(

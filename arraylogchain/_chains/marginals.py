@@ -11,10 +11,9 @@ finite at P_t = 0. Each step is normalized by its own sum, so that the rounding 
 marginal. Sums over rows and steps are one matrix multiply for each matrix.
 
 A segment is computed in linear space if its normalizers are well within the range of numbers: they
-certify that underflow is negligible, in messages too. Other segments are computed in log
-space, where pair marginals are a certified product. Backends may normalize elsewhere: compiled
-loops over whole chains in `compiled.whole_marginals`, kernels in `_cuda/marginals.cu`; segments in
-`segment_marginals`.
+certify that underflow is negligible, in messages too. Other segments are computed in log space,
+where pair marginals are a certified product. Segments are normalized in `segment_marginals`, whole
+chains in `compiled.whole_marginals`, and kernels do it in `_cuda/marginals.cu`.
 """
 
 from __future__ import annotations
@@ -119,7 +118,9 @@ def value_and_pullback(
     bytes_per_step = 8 * math.prod(chain.sizes) * (chain.num_states + 2)  # with both scales
     stores_all = stores_all or bytes_per_step * chain.num_steps <= workspace
     # The messages of all shards are stored at once, even if one shard alone would fit.
-    all_passes = list(passes("value_and_pullback", ctx, chain, workspace, not stores_all))
+    all_passes = list(
+        passes("value_and_pullback", ctx, chain, workspace, needs_history=not stores_all)
+    )
 
     def run(forward_pass: Pass) -> None:
         forward_pass.store_messages = stores_all
@@ -197,8 +198,8 @@ class BackwardPass:
         first: Any = self.run() if set(requested) != {"final"} else None
         for name, message in (("initial", first), ("final", self.forward_pass.carry)):
             if name in requested:
-                weights = self.shard.boundary_weights(backward=name == "final")
-                gradient, _ = self.boundary_gradients(message, *weights)
+                weights, is_log = self.shard.boundary_weights(backward=name == "final")
+                gradient, _ = self.boundary_gradients(message, weights, is_log)
                 self.accumulator.add(name, self.shard, (slice(None),), gradient)
 
     def run(self) -> Any:

@@ -111,7 +111,10 @@ def best_paths(ctx: Context, chain: Chain, workspace: int, num_paths: int) -> tu
 
     # Links, states and their copies.
     num_arrays = 10 + -(-_ARRAYS_OF_PATHS * num_paths // chain.num_states)
-    run_passes(passes("best_paths", ctx, chain, workspace, True, num_arrays=num_arrays), work)
+    all_passes = passes(
+        "best_paths", ctx, chain, workspace, needs_history=True, num_arrays=num_arrays
+    )
+    run_passes(all_passes, work)
     return states, weights
 
 

@@ -26,10 +26,16 @@ from arraylogchain._backends.interface import Messages
 from arraylogchain._backends.shards import MatrixPanel, Shard
 from arraylogchain._chains.accumulate import Accumulator
 from arraylogchain._chains.cotangents import Cotangents
-from arraylogchain._core import scaled
 from arraylogchain._core.axes import chunks
 from arraylogchain._core.context import Array, is_transposed
-from arraylogchain._core.scaled import LN2_HIGH, LN2_LOW, exp_of_split, split_log, whole_part
+from arraylogchain._core.scaled import (
+    LN2_HIGH,
+    LN2_LOW,
+    exp_of_split,
+    finite_or_zero,
+    split_log,
+    whole_part,
+)
 from arraylogchain._products.certified import certified_product
 from arraylogchain._products.operand import Operand
 
@@ -174,7 +180,7 @@ class SegmentMarginals:
         alpha_shift, beta_shift = (whole_part(xp, x) for x in at_mode)
         marginals = alpha.values - alpha_shift
         marginals += beta.values - beta_shift
-        maxima = scaled.finite_or_zero(xp, xp.max(marginals, axis=-1, keepdims=True))
+        maxima = finite_or_zero(xp, xp.max(marginals, axis=-1, keepdims=True))
         marginals -= maxima
         ctx.exp(marginals, marginals)
         marginals = self.where(self.no_state, 0.0, marginals)
@@ -224,13 +230,12 @@ class SegmentMarginals:
             u, v = (shard.by_matrix(x[transitions, ...]) for x in (left, right))
             rows = PairScale(*(shard.by_matrix(x[transitions, ..., None]) for x in scale))
             log_P, log_P_rest = split_log(ctx, matrix, is_log)
-            max_log_g = xp.max(rows.log_cotangent, axis=-2, keepdims=True)
-            max_log_g = scaled.finite_or_zero(xp, max_log_g)
+            max_log_g = finite_or_zero(xp, xp.max(rows.log_cotangent, axis=-2, keepdims=True))
             column_max = xp.max(log_P, axis=-2, keepdims=True)
             # A column of zeros is scaled like the largest of the others.
             matrix_max = xp.max(column_max, axis=-1, keepdims=True)
             column_max = xp.where(xp.isfinite(column_max), column_max, matrix_max)
-            column_max = scaled.finite_or_zero(xp, column_max)
+            column_max = finite_or_zero(xp, column_max)
 
             total = (rows.nats + column_max) + (rows.high + (rows.log_cotangent - max_log_g))
             v = v[..., columns] + ctx.load(total, precision)

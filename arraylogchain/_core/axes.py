@@ -100,12 +100,21 @@ def fold(a_shape: Shape, b_shape: Shape) -> Fold:
     batch = tuple(a[axis] for axis in batch_axes)
     rows = (*(a[axis] for axis in row_axes), a[-2])
     cols = (*(b[axis] for axis in col_axes), b[-1])
-    sizes = math.prod(batch), math.prod(rows), math.prod(cols), a[-1]
-    copies = any(sum(n > 1 for n in group) > 1 for group in (batch, rows, cols))
-    full_shape = (*batch_shape, a[-2], b[-1])
-    out_shape = batch_shape + a[-2:-1] * (len(a_shape) > 1) + b[-1:] * (len(b_shape) > 1)
-    shapes, axes = (full_shape, out_shape), (batch_axes, row_axes, col_axes)
-    return Fold(batch, rows, cols, a[-1:], sizes, copies, *shapes, *axes, a, b)
+    return Fold(
+        batch=batch,
+        rows=rows,
+        cols=cols,
+        inner=(a[-1],),
+        sizes=(math.prod(batch), math.prod(rows), math.prod(cols), a[-1]),
+        copies=any(sum(n > 1 for n in group) > 1 for group in (batch, rows, cols)),
+        full_shape=(*batch_shape, a[-2], b[-1]),
+        out_shape=batch_shape + a[-2:-1] * (len(a_shape) > 1) + b[-1:] * (len(b_shape) > 1),
+        batch_axes=batch_axes,
+        row_axes=row_axes,
+        col_axes=col_axes,
+        a_shape=a,
+        b_shape=b,
+    )
 
 
 def check_batches(batches: Mapping[str, Shape], shapes: Mapping[str, Shape]) -> Shape:

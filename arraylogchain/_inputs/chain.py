@@ -119,6 +119,14 @@ def _arrange(batch: Shape, own_shape: Shape) -> Arrangement:
     return Arrangement(groups, rows, arranged, sizes)
 
 
+class PreparedChain(NamedTuple):
+    """The shapes and dtypes of NumPy arrays, and the context and chain of arrays that have them."""
+
+    layouts: list[tuple[Shape, np.dtype]]
+    ctx: Context
+    chain: Chain
+
+
 _LAYOUT = attrgetter("shape", "dtype")
 
 
@@ -132,13 +140,13 @@ class ChainArguments:
         By name, those that are not None.
     lengths : array or None
         NumPy's, or Dask's.
-    prepared : tuple or None
-        Shapes and dtypes of NumPy arrays, and the context and chain of arrays that still have them.
+    prepared : PreparedChain or None
+        What `prepare` returns while the arrays keep their shapes and dtypes.
     """
 
     arrays: dict[str, Array]
     lengths: Any = None
-    prepared: tuple[list[tuple[Shape, np.dtype]], Context, Chain] | None = None
+    prepared: PreparedChain | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ChainArguments, (self.arrays, self.lengths)
@@ -172,7 +180,7 @@ class ChainArguments:
             check_weights(ctx, chain)
             if ready is selected:
                 layouts = list(map(_LAYOUT, selected.values()))
-                return cls(selected, lengths, (layouts, ctx, chain))
+                return cls(selected, lengths, PreparedChain(layouts, ctx, chain))
         elif not arguments.is_lazy():
             common_namespace(floating := arguments.floating())
             check_shapes(floating)
@@ -188,8 +196,9 @@ class ChainArguments:
 
     def prepare(self) -> tuple[Context, Chain]:
         """Return the context and the chain of arrays in memory, detached from autograd."""
-        if self.prepared and self.prepared[0] == list(map(_LAYOUT, self.arrays.values())):
-            return self.prepared[1:]
+        known = self.prepared
+        if known is not None and known.layouts == list(map(_LAYOUT, self.arrays.values())):
+            return known.ctx, known.chain
         ctx, arrays = prepare_inputs(self.arrays, like="log_potentials")
         return ctx, make_chain(arrays, self.lengths)
 

@@ -53,12 +53,10 @@ def is_differentiated(*arrays: Array | None) -> bool:
     if torch is None:
         return False
     tensors = [x for x in arrays if isinstance(x, torch.Tensor)]
-    if torch.is_grad_enabled() and True in map(attrgetter("requires_grad"), tensors):
+    if torch.is_grad_enabled() and any(map(attrgetter("requires_grad"), tensors)):
         return True
-    if not are_plain(*tensors):
-        return True
-    duals = map(torch.autograd.forward_ad.unpack_dual, tensors)
-    return not {None}.issuperset(map(attrgetter("tangent"), duals))
+    unpack = torch.autograd.forward_ad.unpack_dual
+    return not are_plain(*tensors) or any(unpack(x).tangent is not None for x in tensors)
 
 
 def are_plain(*arrays: Array) -> bool:

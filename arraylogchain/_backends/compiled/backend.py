@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from arraylogchain._backends.compiled.row_blocks import (
     SIDE_BY_SIDE,
     block_sizes,
 )
-from arraylogchain._backends.compiled.whole_chains import whole_chains
+from arraylogchain._backends.compiled.whole_chains import WholeChainInputs, whole_chains
 from arraylogchain._backends.interface import (
     BestPaths,
     Keep,
@@ -32,16 +32,6 @@ from arraylogchain._numba.compiling import Floats, Integers
 _NO_WEIGHTS = np.empty(0)
 # Products in a call for whole chains, which take about half a second: no interrupt ends a call.
 _MAX_PRODUCTS = 1 << 32
-
-
-class _WholeChainInputs(NamedTuple):
-    """Arguments of `whole_chains`, in its order, that do not depend on the method."""
-
-    chains: tuple[Any, ...]
-    columns: tuple[Any, ...]
-    sizes: tuple[int, ...]
-    memory: Floats
-    forms: Any
 
 
 class CompiledBackend:
@@ -242,7 +232,7 @@ class CompiledBackend:
         )
         return states[:-1].reshape(-1, *after.shape)
 
-    def _whole_chain_inputs(self, size: int) -> _WholeChainInputs | None:
+    def _whole_chain_inputs(self, size: int) -> WholeChainInputs | None:
         """Return inputs of whole chains; None if they and `size` more numbers do not fit."""
         shard, K, T, N = self.shard, self.K, self.shard.num_steps, self.G * self.R
         count = 1 if self.has_one else max(1, T - 1)
@@ -258,7 +248,7 @@ class CompiledBackend:
         if self.has_one and shard.groups == 1 and K >= matrices.MIN_SPARSE_STATES:
             columns = matrices.columns_of(transitions[0, 0], is_log)
         memory, forms = np.empty(memory_size), np.empty((2, sizes[0]), np.int8)
-        return _WholeChainInputs(chains, tuple(columns), sizes, memory, forms)
+        return WholeChainInputs(chains, tuple(columns), sizes, memory, forms)
 
     def _potentials(self, steps: slice) -> Floats:
         """Return potentials as [G, R, n, K], not to be written to."""

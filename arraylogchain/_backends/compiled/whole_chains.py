@@ -6,6 +6,8 @@ not certified is declined.
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 from arraylogchain._backends.compiled.linear_space import FAILED, LINEAR
 from arraylogchain._backends.compiled.matrices import SparseColumns
 from arraylogchain._backends.compiled.row_blocks import (
@@ -29,6 +31,16 @@ from arraylogchain._backends.compiled.whole_marginals import (
     write_zeros,
 )
 from arraylogchain._numba.compiling import compiled, inner
+
+
+class WholeChainInputs(NamedTuple):
+    """Arguments of `whole_chains` for one set of chains, whether or not gradients are computed."""
+
+    chains: tuple[Any, ...]  # the fields of `Chains`
+    columns: tuple[Any, ...]  # of the matrix, the fields of `SparseColumns`
+    sizes: tuple[int, ...]  # the first fields of `Sizes`
+    memory: Any
+    forms: Any
 
 
 @compiled

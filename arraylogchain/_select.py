@@ -20,7 +20,7 @@ COMPILED: bool = True
 # Whether whole chains may be computed in one call; tests of segments switch it off.
 FUSED: bool = True
 
-# A nonzero entry of a compressed matrix takes as long as this many entries of a full one.
+# A nonzero entry of a sparse matrix takes as long as this many entries of a full one.
 SPARSE_COST = 8
 # What has no matrix multiply in it.
 MAX_PRODUCT_OPERATIONS = frozenset({"viterbi", "best_message", "best_paths"})

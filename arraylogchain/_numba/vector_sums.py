@@ -57,21 +57,18 @@ def _sparse_product(is_product: bool) -> Function:
 
     @inner
     def product(out, m, columns, R, num_active):
-        """Write m @ P for the first rows of m [K, R], given the compressed columns of P."""
-        starts, rows = columns.starts, columns.rows
+        """Write m @ P for the first rows of m [K, R], given the sparse columns of P."""
+        starts, numbers, rows = columns.starts, columns.numbers, columns.rows
         entries = columns.weights if is_product else columns.logs
-        for j in range(len(starts) - 1):
-            if R == 1:
-                total = initial_value
-                for p in range(starts[j], starts[j + 1]):
-                    total = with_term(total, m[rows[p]], entries[p])
-                out[j] = total
-                continue
-            target = out[j * R : j * R + num_active]
-            for r in range(num_active):
-                target[r] = initial_value
-            for p in range(starts[j], starts[j + 1]):
-                source, entry = m[rows[p] * R : rows[p] * R + num_active], entries[p]
+        for i in range(len(out)):
+            out[i] = initial_value
+        for d in range(len(starts) - 1):
+            for p in range(starts[d], starts[d + 1]):
+                j, k, entry = numbers[p - starts[d]], rows[p], entries[p]
+                if R == 1:
+                    out[j] = with_term(out[j], m[k], entry)
+                    continue
+                target, source = out[j * R : j * R + num_active], m[k * R : k * R + num_active]
                 for r in range(num_active):
                     target[r] = with_term(target[r], source[r], entry)
 

@@ -8,37 +8,43 @@ import numpy as np
 
 from arraylogchain._core.scaled import LN2_HIGH, LN2_LOW
 from arraylogchain._numba.compiling import inlined, inner
-from arraylogchain._numba.elementary import INF, exps, integer_shift, log, max_or_nan
+from arraylogchain._numba.elementary import (
+    INF,
+    count_special,
+    exps,
+    integer_shift,
+    log,
+    max_or_nan,
+)
 from arraylogchain._numba.vector_sums import multiply
 
 
 @inner
-def _sparse_product(a, sparse, out, maxima, u):
-    """Write the product of `log_product` with compressed columns: no sum has to be certified."""
-    starts, rows, _, logs = sparse
-    K, first = len(a), 0
-    while first < K:
-        # As many columns as have K terms together are exponentiated at once.
-        start, last = starts[first], first
-        while last < K and starts[last + 1] - start <= K:
-            maxima[last] = -INF
-            for p in range(starts[last], starts[last + 1]):
-                term = a[rows[p]] + logs[p]
-                u[p - start] = term
-                maxima[last] = term if term > maxima[last] else maxima[last]
-            shift = maxima[last] if maxima[last] > -INF else 0.0
-            for p in range(starts[last] - start, starts[last + 1] - start):
-                u[p] -= shift
-            last += 1
-        exps(u, 0.0, u, starts[last] - start)
-        for j in range(first, last):
-            total = 0.0
-            for p in range(starts[j] - start, starts[j + 1] - start):
-                total += u[p]
-            out[j] = total
-        first = last
-    for j in range(K):
-        out[j] = log(out[j]) + maxima[j] if maxima[j] > -INF else -INF
+def _sparse_product(a, sparse, out, maxima, sums):
+    """Write the product of `log_product` with sparse columns: no sum has to be certified."""
+    starts, numbers, _, rows, _, logs, terms = sparse
+    K, num_layers = len(a), len(starts) - 1
+    for p in range(len(terms)):
+        terms[p] = a[rows[p]] + logs[p]
+    for c in range(K):
+        maxima[c], sums[c] = -INF, 0.0
+    for d in range(num_layers):
+        layer = terms[starts[d] : starts[d + 1]]
+        for c in range(len(layer)):
+            maxima[c] = layer[c] if layer[c] > maxima[c] else maxima[c]
+    for d in range(num_layers):
+        layer = terms[starts[d] : starts[d + 1]]
+        for c in range(len(layer)):
+            layer[c] -= maxima[c]  # NaN in columns without weight, and then 0 instead of exp
+    exps(terms, 0.0, terms, len(terms))
+    for d in range(num_layers):
+        layer = terms[starts[d] : starts[d + 1]]
+        for c in range(len(layer)):
+            sums[c] += layer[c]
+    for c in range(K):
+        sums[c] = log(sums[c]) + maxima[c] if maxima[c] > -INF else -INF
+    for c in range(K):
+        out[numbers[c]] = sums[c]
 
 
 @inlined
@@ -65,11 +71,12 @@ def log_product(a, prepared, n, out, sums, u):
     """
     F, L = prepared.matrices.weights, prepared.matrices.logs
     threshold, is_special = prepared.bounds.log_threshold, prepared.bounds.is_special
-    K, top = len(a), max_or_nan(a)
-    base, is_certified = n * K * K, not is_special and -INF < top < INF
+    K, is_certified = len(a), not is_special and count_special(a) == 0
     if is_certified and len(prepared.columns.rows) > 0:
         _sparse_product(a, prepared.columns, out, sums, u)
         return
+    base, top = n * K * K, max_or_nan(a)
+    is_certified = is_certified and top > -INF
     if is_certified:
         one = K // K  # Numba would compile another function for a constant
         exps(a, top, u, K)

@@ -10,7 +10,7 @@ import numpy as np
 from arraylogchain._backends.compiled.linear_space import MOST, TINY
 from arraylogchain._core.context import Array, Context
 from arraylogchain._core.scaled import scaled_logs, whole_maximum
-from arraylogchain._numba.compiling import Floats, Integers, compiled, inner
+from arraylogchain._numba.compiling import Floats, Integers, compiled, inlined, inner
 from arraylogchain._numba.elementary import INF, exponent_of, exps, integer_shift, power_of_two
 from arraylogchain._select import SPARSE_COST
 
@@ -20,17 +20,24 @@ _LEAST_ENTRY = 2.0**-700
 _FROM, _TO = 2.0**-8, 2.0**8
 # Least certified sums, relative to terms that were left out.
 _ABOVE = 2.0**54
-# Least number of states whose matrix is compressed if it has many zeros.
+# Least number of states whose matrix is stored sparsely if it has many zeros.
 MIN_SPARSE_STATES = 8
 
 
 class SparseColumns(NamedTuple):
-    """Nonzero entries of one matrix [K, K], column after column; empty arrays if it is full."""
+    """Nonzero entries of one matrix [K, K] in layers; empty arrays if it is full.
 
-    starts: Integers  # [K + 1], where columns begin
+    The first layer has the first entry of each column, the second layer the second entries, and so
+    on (jagged diagonal storage). In each layer the fullest column comes first.
+    """
+
+    starts: Integers  # [layers + 1], where layers begin
+    numbers: Integers  # [K], of columns, in the order of each layer
+    ranks: Integers  # [K], the inverse of `numbers`
     rows: Integers  # in ascending order in each column
     weights: Floats  # 0 where an entry was left out of F
     logs: Floats
+    terms: Floats  # scratch
 
 
 # The first fields of `recursion.Matrices`, and `recursion.Bounds`.
@@ -133,6 +140,15 @@ def prepare_linear(values, is_log, out, scales, extremes):
     return max(2.0**-600, 2.0**-1000 / low)
 
 
+@inlined
+def num_entries(columns, j):
+    """Return how many entries the column j has."""
+    starts, n, c = columns.starts, 0, columns.ranks[j]
+    while n + 1 < len(starts) and starts[n] + c < starts[n + 1]:
+        n += 1
+    return n
+
+
 def logs_of(values: Array, is_log: bool) -> tuple[Floats, Floats]:
     """Return logarithms of matrices [g, s, K, K] minus shifts, and the shifts; both flattened.
 
@@ -144,7 +160,7 @@ def logs_of(values: Array, is_log: bool) -> tuple[Floats, Floats]:
 
 
 def compress(F: Floats, logs: Floats) -> SparseColumns:
-    """Return the columns of a matrix [K * K] compressed, if few of its entries are nonzero.
+    """Return the nonzero entries of a matrix [K * K], if they are few.
 
     Logarithms of F are computed if `logs` is empty.
     """
@@ -152,10 +168,12 @@ def compress(F: Floats, logs: Floats) -> SparseColumns:
     columns = columns_of((logs if is_log else F).reshape(K, K), is_log)
     if columns is FULL:
         return FULL
-    starts, rows = columns[:2]
-    at = rows * K + np.repeat(np.arange(K), np.diff(starts))
+    starts, numbers, _, rows, *_ = columns
+    at = rows * K + numbers[np.arange(len(rows)) - np.repeat(starts[:-1], np.diff(starts))]
     weights = F[at] if F.size else F
-    return SparseColumns(starts, rows, weights, logs[at] if is_log else np.log(weights))
+    return columns._replace(
+        weights=weights, logs=logs[at] if is_log else np.log(weights), terms=np.empty(len(rows))
+    )
 
 
 def columns_of(matrix: Array, is_log: bool) -> SparseColumns:
@@ -166,9 +184,16 @@ def columns_of(matrix: Array, is_log: bool) -> SparseColumns:
     is_nonzero = matrix > (-INF if is_log else 0.0)
     if SPARSE_COST * np.count_nonzero(is_nonzero) > K * K:
         return FULL
+    counts = np.count_nonzero(is_nonzero, axis=0)
+    numbers = np.argsort(-counts, kind="stable")
+    ranks = np.argsort(numbers)
     columns, rows = np.divmod(np.flatnonzero(is_nonzero.T), K)
-    starts = np.searchsorted(columns, np.arange(K + 1))
-    return SparseColumns(starts, rows, np.empty(len(rows)), FULL.logs)
+    layers = np.arange(len(rows)) - (np.cumsum(counts) - counts)[columns]
+    order = np.lexsort((ranks[columns], layers))
+    starts = np.searchsorted(layers[order], np.arange(np.max(counts) + 1))
+    return FULL._replace(
+        starts=starts, numbers=numbers, ranks=ranks, rows=rows[order], weights=np.empty(len(rows))
+    )
 
 
-FULL = SparseColumns(*np.empty((2, 0), np.int64), *np.empty((2, 0)))
+FULL = SparseColumns(*np.empty((4, 0), np.int64), *np.empty((3, 0)))

@@ -14,7 +14,7 @@ from arraylogchain._backends.compiled.linear_space import (
     split_potentials,
 )
 from arraylogchain._backends.compiled.log_space import log_entry
-from arraylogchain._backends.compiled.matrices import SparseColumns
+from arraylogchain._backends.compiled.matrices import SparseColumns, num_entries
 from arraylogchain._numba import elementary
 from arraylogchain._numba.compiling import compiled, inlined, inner
 from arraylogchain._numba.elementary import INF, exp, integer_shift, max_or_nan, subtract_row_max
@@ -140,15 +140,16 @@ def _came_from(m, r, R, P, at, K):
 
 @inner
 def _came_from_sparse(m, r, R, columns, j):
-    """Return the first k of the largest m[k] + L[k, j], given compressed columns of L.
+    """Return the first k of the largest m[k] + L[k, j], given sparse columns of L.
 
     No weight is NaN or +inf.
     """
-    starts, rows, _, logs = columns
     largest, argmax = -INF, 0
-    for p in range(starts[j], starts[j + 1]):
-        w = m[rows[p] * R + r] + logs[p]
-        argmax, largest = rows[p] if w > largest else argmax, w if w > largest else largest
+    for d in range(num_entries(columns, j)):
+        p = columns.starts[d] + columns.ranks[j]
+        k = columns.rows[p]
+        w = m[k * R + r] + columns.logs[p]
+        argmax, largest = k if w > largest else argmax, w if w > largest else largest
     return argmax
 
 

@@ -158,10 +158,11 @@ def block_sizes(
 
 @inner
 def _fill_columns(columns, weights, K):
-    """Write the weights of compressed columns of a matrix [K * K]."""
-    for j in range(len(columns.starts) - 1):
-        for p in range(columns.starts[j], columns.starts[j + 1]):
-            columns.weights[p] = weights[columns.rows[p] * K + j]
+    """Write the weights of sparse columns of a matrix [K * K]."""
+    for d in range(len(columns.starts) - 1):
+        start = columns.starts[d]
+        for p in range(start, columns.starts[d + 1]):
+            columns.weights[p] = weights[columns.rows[p] * K + columns.numbers[p - start]]
 
 
 @views

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from arraylogchain._backends.compiled.linear_space import matrix_index, num_active
-from arraylogchain._backends.compiled.matrices import SparseColumns
+from arraylogchain._backends.compiled.matrices import SparseColumns, num_entries
 from arraylogchain._numba.compiling import compiled, inlined, inner
 from arraylogchain._numba.elementary import INF
 
@@ -68,12 +68,13 @@ def _extend(message, L, columns, state, loss, candidates):
     for p in range(n):
         if loss[p] == INF:
             continue
-        at = columns.starts[state[p]] if is_sparse else 0
-        num_terms = columns.starts[state[p] + 1] - at if is_sparse else K
-        top = -INF
+        num_terms, rank, top = K, 0, -INF
+        if is_sparse:
+            num_terms, rank = num_entries(columns, state[p]), columns.ranks[state[p]]
         for q in range(num_terms):
             if is_sparse:
-                w = message[columns.rows[at + q]] + columns.logs[at + q]
+                at = columns.starts[q] + rank
+                w = message[columns.rows[at]] + columns.logs[at]
             else:
                 w = message[q] + L[q * K + state[p]]
             terms[q] = w
@@ -84,7 +85,8 @@ def _extend(message, L, columns, state, loss, candidates):
                 if count == 2 * n:
                     bound, count = _keep_best(candidates, count, n), n
                 candidates.losses[count] = new
-                candidates.links[count] = p * K + (columns.rows[at + q] if is_sparse else q)
+                k = columns.rows[columns.starts[q] + rank] if is_sparse else q
+                candidates.links[count] = p * K + k
                 count += 1
     if count > n:
         _keep_best(candidates, count, n)

@@ -59,6 +59,9 @@ class CompiledBackend:
         count = min(CHUNK_STEPS, max(1, CHUNK // width))
         self.scratch = (count + 4) * width, (count + 3, self.R)
         self.has_one = shard.chain.has_one_matrix or shard.chain.num_steps == 1
+        self.may_be_sparse = (
+            self.has_one and shard.groups == 1 and self.K >= matrices.MIN_SPARSE_STATES
+        )
         self._prepared: dict[tuple[str, bool], Any] = {}
 
     def advance(
@@ -244,9 +247,7 @@ class CompiledBackend:
         initial, initial_is_log, final, final_is_log = self._boundary()
         x, lengths = self._potentials(slice(0, T)).reshape(N, T, K), self.lengths.reshape(N)
         chains = x, lengths, transitions, initial, final, is_log, initial_is_log, final_is_log
-        columns = FULL
-        if self.has_one and shard.groups == 1 and K >= matrices.MIN_SPARSE_STATES:
-            columns = matrices.columns_of(transitions[0, 0], is_log)
+        columns = matrices.columns_of(transitions[0, 0], is_log) if self.may_be_sparse else FULL
         memory, forms = np.empty(memory_size), np.empty((2, sizes[0]), np.int8)
         return WholeChainInputs(chains, tuple(columns), sizes, memory, forms)
 
@@ -337,8 +338,7 @@ class CompiledBackend:
 
     def _compressed(self, F: Floats, logs: Floats) -> tuple[Any, ...]:
         """Return the `SparseColumns` of the one matrix of a shard; empty ones otherwise."""
-        is_shared = self.has_one and self.shard.groups == 1
-        return tuple(matrices.compress(F, logs) if is_shared else FULL)
+        return tuple(matrices.compress(F, logs) if self.may_be_sparse else FULL)
 
     def _from_rows(self, x: Array) -> Floats:
         """Return messages [n, groups, rows, K] as [n, G, K * R]."""

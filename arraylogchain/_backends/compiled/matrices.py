@@ -178,10 +178,7 @@ def compress(F: Floats, logs: Floats) -> SparseColumns:
 
 def columns_of(matrix: Array, is_log: bool) -> SparseColumns:
     """Return the columns of a matrix [K, K], with undefined weights and without logarithms."""
-    K = len(matrix)
-    if K < MIN_SPARSE_STATES:
-        return FULL
-    is_nonzero = matrix > (-INF if is_log else 0.0)
+    K, is_nonzero = len(matrix), matrix > (-INF if is_log else 0.0)
     if SPARSE_COST * np.count_nonzero(is_nonzero) > K * K:
         return FULL
     counts = np.count_nonzero(is_nonzero, axis=0)

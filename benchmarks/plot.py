@@ -49,7 +49,7 @@ def draw_posterior(dice: Sequence[int], loaded: Sequence[float], path: Path) -> 
         rolls, dice, step="mid", color="#E69F00", alpha=0.35, linewidth=0, label="loaded die thrown"
     )
     axes.plot(rolls, loaded, color="#000000", linewidth=1.2, label="its posterior probability")
-    axes.set(xlabel="roll", ylim=(0, 1), xlim=(0, len(dice) - 1))
+    axes.set(xlabel="roll", ylabel="probability", ylim=(0, 1), xlim=(0, len(dice) - 1))
     figure.legend(loc="outside upper center", ncols=2, fontsize=9, frameon=False)
     figure.savefig(path, metadata={"Date": None})
     plt.close(figure)

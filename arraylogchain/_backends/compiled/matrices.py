@@ -141,12 +141,23 @@ def prepare_linear(values, is_log, out, scales, extremes):
 
 
 @inlined
-def num_entries(columns, j):
-    """Return how many entries the column j has."""
-    starts, n, c = columns.starts, 0, columns.ranks[j]
-    while n + 1 < len(starts) and starts[n] + c < starts[n + 1]:
+def num_entries(columns, j, K):
+    """Return how many entries the column j of a matrix [K, K] has: all, if it is full."""
+    if len(columns.rows) == 0:
+        return K
+    starts, n, rank = columns.starts, 0, columns.ranks[j]
+    while n + 1 < len(starts) and starts[n] + rank < starts[n + 1]:
         n += 1
     return n
+
+
+@inlined
+def log_of_entry(columns, L, j, n, K):
+    """Return the row and the logarithm of the entry n of the column j of a matrix L [K * K]."""
+    if len(columns.rows) == 0:
+        return n, L[n * K + j]
+    p = columns.starts[n] + columns.ranks[j]
+    return columns.rows[p], columns.logs[p]
 
 
 def logs_of(values: Array, is_log: bool) -> tuple[Floats, Floats]:

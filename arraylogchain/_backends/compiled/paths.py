@@ -14,7 +14,7 @@ from arraylogchain._backends.compiled.linear_space import (
     split_potentials,
 )
 from arraylogchain._backends.compiled.log_space import log_entry
-from arraylogchain._backends.compiled.matrices import SparseColumns, num_entries
+from arraylogchain._backends.compiled.matrices import SparseColumns, log_of_entry, num_entries
 from arraylogchain._numba import elementary
 from arraylogchain._numba.compiling import compiled, inlined, inner
 from arraylogchain._numba.elementary import INF, exp, integer_shift, max_or_nan, subtract_row_max
@@ -117,38 +117,22 @@ def backtrace(updated, matrices, sparse, lengths, states, first):
     for g in range(G):
         for i in range(S - 1, -1, -1):
             base = matrix_index(place, g, first + i, True) * K * K
-            moved = num_active(lengths[g], first + i + 1)
+            logs, moved = L[base : base + K * K], num_active(lengths[g], first + i + 1)
             for r in range(R):
                 j = states[i + 1, g, r, 0]
-                if r < moved and len(sparse.rows) > 0:
-                    j = _came_from_sparse(updated[i, g], r, R, sparse, j)
-                elif r < moved:
-                    j = _came_from(updated[i, g], r, R, L, base + j, K)
+                if r < moved:
+                    j = _came_from(updated[i, g], r, R, logs, sparse, j)
                 states[i, g, r, 0] = j
 
 
 @inlined
-def _came_from(m, r, R, P, at, K):
-    """Return the first k of the largest m[k] + P[k, j]; rows with NaN have no path to trace."""
+def _came_from(m, r, R, L, columns, j):
+    """Return the first k of the largest m[k] + L[k, j]; rows with NaN have no path to trace."""
     # Without branches, which are guessed wrong.
-    largest, argmax = -INF, 0
-    for k in range(K):
-        w = m[k * R + r] + P[at + k * K]
-        argmax, largest = k if w > largest else argmax, w if w > largest else largest
-    return argmax
-
-
-@inner
-def _came_from_sparse(m, r, R, columns, j):
-    """Return the first k of the largest m[k] + L[k, j], given sparse columns of L.
-
-    No weight is NaN or +inf.
-    """
-    largest, argmax = -INF, 0
-    for d in range(num_entries(columns, j)):
-        p = columns.starts[d] + columns.ranks[j]
-        k = columns.rows[p]
-        w = m[k * R + r] + columns.logs[p]
+    largest, argmax, K = -INF, 0, len(m) // R
+    for n in range(num_entries(columns, j, K)):
+        k, log = log_of_entry(columns, L, j, n, K)
+        w = m[k * R + r] + log
         argmax, largest = k if w > largest else argmax, w if w > largest else largest
     return argmax
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from arraylogchain._backends.compiled.linear_space import matrix_index, num_active
-from arraylogchain._backends.compiled.matrices import SparseColumns, num_entries
+from arraylogchain._backends.compiled.matrices import SparseColumns, log_of_entry, num_entries
 from arraylogchain._numba.compiling import compiled, inlined, inner
 from arraylogchain._numba.elementary import INF
 
@@ -61,32 +61,25 @@ def backtrace_suffixes(updated, matrices, sparse, lengths, suffixes, links, cand
 def _extend(message, L, columns, state, loss, candidates):
     """Find the best suffixes with one more state; return how many there are, at most n."""
     n, K, count, bound = len(loss), len(message), 0, 0.0
-    terms, is_sparse = candidates.terms, len(columns.rows) > 0
+    terms = candidates.terms
     # Extending a suffix may lose nothing, so that no more than the largest loss is needed.
     for p in range(n):
         bound = loss[p] if loss[p] > bound else bound
     for p in range(n):
         if loss[p] == INF:
             continue
-        num_terms, rank, top = K, 0, -INF
-        if is_sparse:
-            num_terms, rank = num_entries(columns, state[p]), columns.ranks[state[p]]
+        num_terms, top = num_entries(columns, state[p], K), -INF
         for q in range(num_terms):
-            if is_sparse:
-                at = columns.starts[q] + rank
-                w = message[columns.rows[at]] + columns.logs[at]
-            else:
-                w = message[q] + L[q * K + state[p]]
-            terms[q] = w
-            top = w if w > top else top
+            k, log = log_of_entry(columns, L, state[p], q, K)
+            terms[q] = message[k] + log
+            top = terms[q] if terms[q] > top else top
         for q in range(num_terms):
             new = loss[p] + (0.0 if terms[q] == top else top - terms[q])
             if new <= bound and new < INF:
                 if count == 2 * n:
                     bound, count = _keep_best(candidates, count, n), n
                 candidates.losses[count] = new
-                k = columns.rows[columns.starts[q] + rank] if is_sparse else q
-                candidates.links[count] = p * K + k
+                candidates.links[count] = p * K + log_of_entry(columns, L, state[p], q, K)[0]
                 count += 1
     if count > n:
         _keep_best(candidates, count, n)

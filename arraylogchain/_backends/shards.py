@@ -91,21 +91,36 @@ class Shard:
             return (self.groups, self.rows)[self.axis] if time < self.num_steps else 0
         return int(np.count_nonzero(self.lengths > time))
 
+    def part(self, box: Box) -> Shard:
+        """Return the part in a box along the batch axes, in the chain's order; sort its rows."""
+        chain, inner, shape = self.chain, len(self.chain.group_axes), lengths(box)
+        views = {name: x[(*within(box, x.shape), ...)] for name, x in self.views.items()}
+        pairs = zip(self.box, box, strict=True)
+        box = tuple(slice(x.start + y.start, x.start + y.stop) for x, y in pairs)
+        sizes = math.prod(shape[:inner]), math.prod(shape[inner:])
+        shard = Shard(self.ctx, chain, box, shape, *sizes, chain.num_steps, views)
+        if chain.lengths is not None:
+            row_lengths = arrange(np, chain, chain.lengths, 0)
+            row_lengths = row_lengths[within(box, row_lengths.shape)]
+            shard._sort_by_length(np.broadcast_to(row_lengths, shape))
+        return shard
+
     def single_rows(self, mask: np.ndarray) -> Iterator[Shard]:
         """Yield a shard for each row that a mask [groups, rows], sorted by length, selects."""
-        for g, r in np.argwhere(mask):
-            at = [int(g), int(r)]
+        for at in np.argwhere(mask):
             if self.order is not None:
                 at[self.axis] = int(self.order[at[self.axis]])
             index = np.unravel_index(at[0] * self.rows + at[1], self.shape)
-            part = tuple(slice(int(i), int(i) + 1) for i in index)
-            box = tuple(
-                slice((whole.start or 0) + i.start, (whole.start or 0) + i.stop)
-                for whole, i in zip(self.box, part, strict=True)
-            )
-            views = {name: x[(*within(part, x.shape), ...)] for name, x in self.views.items()}
-            length = self.num_steps if self.lengths is None else int(self.lengths[g, r])
-            yield Shard(self.ctx, self.chain, box, (1,) * len(box), 1, 1, length, views)
+            yield self.part(tuple(slice(int(i), int(i) + 1) for i in index))
+
+    def _sort_by_length(self, row_lengths: np.ndarray) -> None:
+        """Sort rows, or groups, by decreasing length, given lengths [*shape]."""
+        flat = row_lengths.reshape(-1)
+        order = np.argsort(-flat, kind="stable")
+        self.num_steps = int(flat[order[0]])
+        if self.num_steps > flat[order[-1]]:
+            self.lengths = flat[order].reshape(self.groups, self.rows)
+            self.order, self.inverse = map(self.ctx.integers, (order, np.argsort(order)))
 
     def row_index(self, start: int | None, stop: int | None) -> tuple[Any, ...]:
         """Return the index of a range of rows (or groups) of an array [groups, rows, ...]."""
@@ -229,47 +244,17 @@ def arrange(xp: Any, chain: Chain, x: Array, trailing: int) -> Array:
 
 def shards(ctx: Context, chain: Chain, groups: int, rows: int) -> Iterator[Shard]:
     """Yield the shards of a chain, with at most `groups` groups and `rows` rows each."""
-    views = chain.parts
+    views, shape, inner = chain.parts, chain.arranged, len(chain.group_axes)
     if chain.batch:
         views = {n: arrange(ctx.xp, chain, x, len(PARTS[n].axes)) for n, x in views.items()}
+    box = tuple(map(slice, (0,) * len(shape), shape))
+    whole = Shard(ctx, chain, box, shape, *chain.sizes, chain.num_steps, views)
     if chain.lengths is None and groups >= chain.sizes[0] and rows >= chain.sizes[1]:
-        box = (slice(None),) * len(chain.batch)
-        yield Shard(ctx, chain, box, chain.arranged, *chain.sizes, chain.num_steps, views)
+        yield whole
         return
-    all_lengths = None
-    if chain.lengths is not None:
-        all_lengths = arrange(np, chain, chain.lengths, 0)
+    if chain.lengths is not None and chain.sizes[1] > 1:
         # Only one axis can be sorted by length: rows within a group, or groups of one row.
-        groups = groups if chain.sizes[1] == 1 else 1
-    inner = len(chain.group_axes)
-    for group_box in boxes(chain.arranged[:inner], groups):
-        for row_box in boxes(chain.arranged[inner:], rows):
-            box, sides = (*group_box, *row_box), (*lengths(group_box), *lengths(row_box))
-            sizes = math.prod(sides[:inner]), math.prod(sides[inner:])
-            parts = {name: x[(*within(box, x.shape), ...)] for name, x in views.items()}
-            order = RowOrder(chain.num_steps)
-            if all_lengths is not None:
-                part = np.broadcast_to(all_lengths[within(box, all_lengths.shape)], sides)
-                order = _sort_by_length(ctx, part.reshape(sizes))
-            num_steps, *sorting = order
-            yield Shard(ctx, chain, box, sides, *sizes, num_steps, parts, *sorting)
-
-
-class RowOrder(NamedTuple):
-    """How the rows of a shard, or its groups, are sorted; see `Shard`."""
-
-    num_steps: int
-    lengths: np.ndarray | None = None
-    order: Array | None = None
-    inverse: Array | None = None
-
-
-def _sort_by_length(ctx: Context, row_lengths: np.ndarray) -> RowOrder:
-    """Return the order of rows, or groups, by decreasing length, given lengths [groups, rows]."""
-    flat = row_lengths.reshape(-1)
-    order = np.argsort(-flat, kind="stable")
-    num_steps = int(flat[order[0]])
-    if num_steps == flat[order[-1]]:
-        return RowOrder(num_steps)
-    sorted_lengths = flat[order].reshape(row_lengths.shape)
-    return RowOrder(num_steps, sorted_lengths, ctx.integers(order), ctx.integers(np.argsort(order)))
+        groups = 1
+    for group_box in boxes(shape[:inner], groups):
+        for row_box in boxes(shape[inner:], rows):
+            yield whole.part((*group_box, *row_box))

@@ -32,8 +32,6 @@ a release changes them so that this module cannot be imported, array operations 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from llvmlite import ir
@@ -64,22 +62,6 @@ def _addresses(context: Any, builder: Any, signature: Any, args: Any) -> list[An
         else arg
         for kind, arg in zip(signature.args, args, strict=True)
     ]
-
-
-@contextmanager
-def _loop(builder: Any, count: Any) -> Iterator[Any]:
-    """Build a loop of `count` > 0 iterations; yield their number."""
-    start = builder.block
-    loop, end = map(builder.append_basic_block, ("loop", "end"))
-    builder.branch(loop)
-    builder.position_at_end(loop)
-    k = builder.phi(count.type)
-    yield k
-    following = builder.add(k, count.type(1))
-    k.add_incoming(count.type(0), start)
-    k.add_incoming(following, loop)
-    builder.cbranch(builder.icmp_signed("<", following, count), loop, end)
-    builder.position_at_end(end)
 
 
 class _Vectors:
@@ -145,10 +127,10 @@ def vector_sum(vector_size: int, is_product: bool) -> Any:
             out, i, a, a0, da, b, b0, db, n = _addresses(context, builder, signature, args)
             initial_value = v.constant(ir.DoubleType(), 0.0 if is_product else -math.inf)
             total = cgutils.alloca_once_value(builder, initial_value)
-            with _loop(builder, n) as k:
+            with cgutils.for_range(builder, n) as loop:
                 old_total = builder.load(total)
                 a_at, b_at = (
-                    builder.gep(x, [builder.add(x0, builder.mul(k, dx))])
+                    builder.gep(x, [builder.add(x0, builder.mul(loop.index, dx))])
                     for x, x0, dx in ((a, a0, da), (b, b0, db))
                 )
                 x, y = v.broadcast(builder.load(a_at)), v.load(b_at)
@@ -195,8 +177,8 @@ def _generate_steps(
     no_weights = v.constant(double, -math.inf)
     state = cgutils.alloca_once_value(b, v.load(m))
     scale = cgutils.alloca_once_value(b, double(0.0))
-    with _loop(b, count) as s:
-        old_state = b.load(state)
+    with cgutils.for_range(b, count) as loop:
+        s, old_state = loop.index, b.load(state)
         f = b.select(is_state, v.load(b.gep(x, [b.add(at, b.mul(s, K))])), no_weights)
         f_shift = v.integer_shift(f)
         f = b.fsub(f, v.broadcast(f_shift))

@@ -50,8 +50,7 @@ class ArrayBackend(ArrayBacktraces):
         self.has_logs = "transitions" in shard.chain.logs
         # Whether all steps have the same matrices, for the same groups.
         self._is_same = shard.chain.has_one_matrix and (shard.axis == 1 or shard.lengths is None)
-        self._cached: dict[bool, tuple[Operand, Array | None]] = {}
-        self._logs: tuple[Operand, Array] | None = None
+        self._cached: dict[tuple[bool, bool], tuple[Operand, Array | None]] = {}
 
     def advance(
         self, carry: Messages | None, steps: slice, backward: bool, keep: Keep
@@ -62,47 +61,38 @@ class ArrayBackend(ArrayBacktraces):
         messages = stepper.in_linear_space(start, x)
         return messages or stepper.in_log_space(start, x)
 
-    def matrix(self, time: int, backward: bool) -> tuple[Operand, Array | None]:
-        """Return the matrices from a step to the next as operands, and their weights.
+    def matrix(
+        self, time: int, backward: bool, as_logs: bool = False
+    ) -> tuple[Operand, Array | None]:
+        """Return the matrices from a step to the next as operands, and their weights or logarithms.
 
-        Only active groups have one; backward they are transposed. Weights are those up to
-        `Operand.scale`, or None if they do not fit the workspace.
+        Only active groups have one; backward they are transposed. Weights and logarithms are those
+        up to `Operand.scale`. They are None if they do not fit the workspace, and logarithms that
+        are used at one step only are None too.
         """
-        shard, ctx = self.shard, self.ctx
-        if self._is_same and backward in self._cached:
-            return self._cached[backward]
+        shard, ctx, key = self.shard, self.ctx, (backward, as_logs)
+        if key in self._cached:
+            return self._cached[key]
         x = self.input_matrix(time)
         x = x if shard.axis else x[: shard.num_active(time + 1), :, :]
         x = x.mT if backward else x
-        operand = Operand(ctx, x, 1, is_log=self.has_logs, common=True)
-        weights = None
+        operand, entries = Operand(ctx, x, 1, is_log=self.has_logs, common=True), None
         is_view = ctx.is_numpy and operand.shift is None and x.dtype == ctx.dtype(ctx.precision)
-        if is_view or math.prod(x.shape) * 3 * ctx.precision.itemsize <= self.workspace // 2:
-            weights = operand.cache_weights().with_common_scale()
+        if as_logs:
+            # An entry takes at most 128 bytes, with temporaries.
+            if self._is_same and math.prod(x.shape) <= self.workspace // 128:
+                entries = operand.logs()
+        elif is_view or math.prod(x.shape) * 3 * ctx.precision.itemsize <= self.workspace // 2:
+            entries = operand.cache_weights().with_common_scale()
         if self._is_same:
-            self._cached[backward] = operand, weights
-        return operand, weights
-
-    def log_matrix(self, time: int, groups: int) -> tuple[Operand, Array | None]:
-        """Return the matrices from a step to the next as operands, and their logarithms.
-
-        The logarithms are None if they differ from step to step, or do not fit the workspace.
-        """
-        if self._logs is not None:
-            return self._logs
-        x = self.input_matrix(time)[:groups, ...]
-        operand = Operand(self.ctx, x, 1, is_log=self.has_logs, common=True)
-        # An entry takes at most 128 bytes, with temporaries.
-        if not self._is_same or math.prod(x.shape) > self.workspace // 128:
-            return operand, None
-        self._logs = operand, operand.logs()
-        return self._logs
+            self._cached[key] = operand, entries
+        return operand, entries
 
     def max_product(self, carry: Messages | None, steps: slice, keep: Keep) -> SegmentMessages:
         """Return the messages of one segment forward, with maxima instead of sums."""
         start = self._initial_carry(False) if carry is None else carry
         stepper = _SegmentStepper(self, steps, False, keep)
-        return stepper.with_maxima(start, self._potentials(steps))
+        return stepper.in_log_space(start, self._potentials(steps), max_product=True)
 
     def _potentials(self, steps: slice) -> Array:
         """Return potentials [n, groups, rows, K] in the precision, 0 past rows' ends."""
@@ -118,19 +108,16 @@ class ArrayBackend(ArrayBacktraces):
         x, is_log = self.shard.boundary_weights(backward)
         zeros = xp.zeros((groups, rows), dtype=ctx.dtype(ctx.widest), device=ctx.device)
 
-        def state(values: Array, shifts: Array, exponents: Array, is_log: bool) -> Messages:
-            form = np.ones((groups, rows), bool) if is_log else None
-            return Messages(ctx.load(values, ctx.precision), shifts, exponents, form)
-
-        x = ctx.load(x, ctx.widest)
+        x, shifts, exponents = ctx.load(x, ctx.widest), zeros, zeros
         if is_log:
             shift = whole_maximum(xp, x)
-            return state(x - shift, shift[..., 0], zeros, True)
-        x = xp.where(x < 0, math.nan, x)
-        if ctx.are_between(x, MIN_WEIGHT, MAX_WEIGHT):
-            return state(x, zeros, zeros, False)
-        logs, exponents = scaled.scaled_logs(ctx, x)
-        return state(logs, zeros, exponents, True)
+            x, shifts = x - shift, shift[..., 0]
+        else:
+            x = xp.where(x < 0, math.nan, x)
+            if not ctx.are_between(x, MIN_WEIGHT, MAX_WEIGHT):
+                is_log, (x, exponents) = True, scaled.scaled_logs(ctx, x)
+        form = np.ones((groups, rows), bool) if is_log else None
+        return Messages(ctx.load(x, ctx.precision), shifts, exponents, form)
 
 
 class _SegmentStepper:
@@ -191,49 +178,27 @@ class _SegmentStepper:
 
         return self._advance(values, carry, False, predict, update)
 
-    def in_log_space(self, carry: Messages, x: Array) -> SegmentMessages:
-        """Return the messages, computed in log space."""
-
-        def add(predicted: Array, potentials: Array, out: Array) -> Array:
-            self.ctx.apply(self.ctx.xp.add, predicted, potentials, out=out)
-            top = whole_maximum(self.ctx.xp, out)
-            self.ctx.apply(self.ctx.xp.subtract, out, top, out=out)
-            return top
-
-        return self._advance_logs(carry, x, self.log_product, add)
-
-    def with_maxima(self, carry: Messages, x: Array) -> SegmentMessages:
-        """Return the messages in log space, with maxima instead of sums."""
-
-        def add(predicted: Array, potentials: Array, out: Array) -> Array:
-            self.ctx.apply(self.ctx.xp.add, predicted, potentials, out=out)
-            top = whole_maximum(self.ctx.xp, out)
-            # Large terms cancel before the potential is added, and are not rounded with it.
-            self.ctx.apply(self.ctx.xp.subtract, predicted, top, out=out)
-            self.ctx.apply(self.ctx.xp.add, out, potentials, out=out)
-            return top
-
-        return self._advance_logs(carry, x, self.maxplus_product, add)
-
-    def _advance_logs(
-        self,
-        carry: Messages,
-        x: Array,
-        predict: Predict,
-        add: Callable[[Array, Array, Array], Array],
-    ) -> SegmentMessages:
-        """Return the messages in log space; `add` writes shifted sums and returns the shift."""
-        ctx, carry = self.ctx, carry.to_log_space(self.ctx)
+    def in_log_space(self, carry: Messages, x: Array, max_product: bool = False) -> SegmentMessages:
+        """Return the messages, computed in log space, of sums or of maxima instead of sums."""
+        ctx, xp, carry = self.ctx, self.ctx.xp, carry.to_log_space(self.ctx)
         # Shifted first, so that large potentials do not absorb small differences.
-        maxima = whole_maximum(ctx.xp, x)
+        maxima = whole_maximum(xp, x)
         x = x - maxima
 
         def update(predicted: Array, i: int, out: Array) -> bool:
-            top = add(predicted, x[i, ...], out)
+            ctx.apply(xp.add, predicted, x[i, ...], out=out)
+            top = whole_maximum(xp, out)
+            if max_product:
+                # Large terms cancel before the potential is added, and are not rounded with it.
+                ctx.apply(xp.subtract, predicted, top, out=out)
+                ctx.apply(xp.add, out, x[i, ...], out=out)
+            else:
+                ctx.apply(xp.subtract, out, top, out=out)
             for rounded in (maxima[i, ...], top):  # widened first, to be added exactly
                 self.shifts = self.shifts + ctx.load(rounded[..., 0], ctx.widest)
             return True
 
+        predict = self.maxplus_product if max_product else self.log_product
         messages = self._advance(carry.values, carry, True, predict, update)
         assert messages is not None
         return messages
@@ -253,7 +218,7 @@ class _SegmentStepper:
     def maxplus_product(self, before: Array, time: int, active: RowIndex, out: Array) -> bool:
         """Write max_k before[k] + log P[k, :], some k at a time."""
         ctx, xp, backend = self.ctx, self.ctx.xp, self.backend
-        (matrix, logs), out[...] = backend.log_matrix(time, before.shape[0]), -math.inf
+        (matrix, logs), out[...] = backend.matrix(time, False, as_logs=True), -math.inf
         scratch_size = min(ctx.block, backend.workspace // (4 * ctx.precision.itemsize))
         for k in chunks(int(before.shape[-1]), max(1, scratch_size // math.prod(before.shape))):
             log_row = matrix.logs(k) if logs is None else logs[:, k, :]

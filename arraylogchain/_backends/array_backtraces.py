@@ -124,19 +124,14 @@ class ArrayBacktraces:
 
         Only their differences mean anything.
         """
-        ctx, xp, (groups, rows, paths) = self.ctx, self.ctx.xp, states.shape
-        matrix, flat = (
-            self.input_matrix(time)[:groups, ...],
-            xp.reshape(states, (groups, rows * paths)),
+        ctx, xp, matrix = self.ctx, self.ctx.xp, self.input_matrix(time)
+        group, before = (
+            xp.arange(n, dtype=states.dtype, device=ctx.device)
+            for n in (states.shape[0], matrix.shape[1])
         )
-        if groups == 1:
-            columns = xp.take(matrix, flat[0, ...], axis=2)
-        else:
-            index = xp.broadcast_to(flat[:, None, :], (groups, matrix.shape[1], rows * paths))
-            columns = xp.take_along_axis(matrix, index, axis=2)
-        x = ctx.load(columns.mT, ctx.widest)
-        x = x - whole_maximum(xp, x) if self.has_logs else xp.log(x)
-        return xp.reshape(x, (groups, rows, paths, x.shape[-1]))
+        x = matrix[group[:, None, None, None], before, states[..., None]]
+        x = ctx.load(x, ctx.widest)
+        return x - whole_maximum(xp, x) if self.has_logs else xp.log(x)
 
     def input_matrix(self, time: int) -> Array:
         """Return the matrices from a step to the next, [groups, K, K], as weights or logs."""

@@ -43,7 +43,7 @@ __all__ = [
 
 PairPullback = Callable[[Array], tuple[Array, Array]]
 # A value, or a tuple of it and indices, and a function of its cotangent that returns gradients.
-Computed = tuple[Any, Callable[..., Sequence[Array]]]
+Computed = tuple[Any, Callable[..., Iterable[Array]]]
 
 
 def matmul(
@@ -216,14 +216,13 @@ def maxplus_matmul(
     budget = check_workspace(workspace, a, b)
 
     def compute(ctx: Context, a: Array, b: Array) -> Computed:
-        shapes = shape_of(a), shape_of(b)
-        layout = fold(*shapes)
+        layout = fold(shape_of(a), shape_of(b))
         values, indices = maxplus.maxplus_matmul(ctx, layout, a, b, budget)
         terms = maxplus.finite_terms(ctx, values, indices, budget)
 
         def pull(g: Array) -> Sequence[Array]:
             ctx.record_stream(terms)
-            return maxplus.maxplus_gradients(ctx, layout, shapes, terms, g, budget)
+            return maxplus.maxplus_gradients(ctx, layout, (a, b), terms, g, budget)
 
         return (values, indices), pull
 
@@ -373,18 +372,7 @@ def _with_pullback(
     ctx, ready = prepare_inputs(arguments)
     # Views keep their shapes if the caller changes the shape of an array in place.
     operands = [x[...] for x in ready.values()]
-
-    def with_dtypes() -> Computed:
-        result, pull = compute(ctx, *operands)
-
-        def cast_gradients(g: Array) -> Sequence[Array]:
-            pairs = zip(pull(g), operands, strict=True)
-            return tuple(ctx.xp.astype(x, y.dtype, copy=False) for x, y in pairs)
-
-        return result, cast_gradients
-
-    value, pullback = _in_context(ctx, workers, operands, with_dtypes)
-    return value, dynamo_disabled(pullback)
+    return _in_context(ctx, workers, operands, lambda: compute(ctx, *operands))
 
 
 def _in_context(
@@ -396,10 +384,11 @@ def _in_context(
         value, prototype = ctx.to_caller(result), ctx.to_caller(ctx.empty((1,), ctx.result_dtype))
     shape = shape_of(result[0] if isinstance(result, tuple) else result)
 
+    @dynamo_disabled
     def pullback(cotangent: Array, *options: Any) -> tuple[Any, ...]:
         g = _prepare_cotangent(ctx, prototype, shape, cotangent, inputs)
         with ctx.computing(workers):
-            return ctx.to_caller(pull(g, *options))  # type: ignore[no-any-return]
+            return ctx.to_caller(tuple(pull(g, *options)))  # type: ignore[no-any-return]
 
     return value, pullback
 
@@ -534,7 +523,7 @@ def _chain_with_pullback(
 
     def in_order() -> Computed:
         result, pull = compute(ctx, views, chain._workspace, chain._keeps_messages)
-        return result, lambda g, requested: tuple(map(pull(g, requested).get, PARTS))
+        return result, lambda g, requested: map(pull(g, requested).get, PARTS)
 
     value, pull = _in_context(ctx, chain._workers, views.parts.values(), in_order)
 

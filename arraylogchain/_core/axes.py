@@ -36,43 +36,30 @@ class Fold:
     inner: Shape
     sizes: tuple[int, int, int, int]  # batch entries, rows, columns, contracted terms
     copies: bool  # whether merging axes may copy a tile
-    full_shape: Shape  # of the product of operands that are at least 2-D
     out_shape: Shape
-    batch_axes: Shape
-    row_axes: Shape
-    col_axes: Shape
-    a_shape: Shape  # padded with ones to the common number of axes, at least 2-D
-    b_shape: Shape
+    # Of a, b and the product:
+    shapes: tuple[Shape, Shape, Shape]  # padded with ones to the same number of axes, at least two
+    orders: tuple[Shape, Shape, Shape]  # axes in the order of a view, dropped ones first
+    dropped: tuple[int, int, int]  # numbers of axes, of length one, that views drop
 
     @property
     def is_identity(self) -> bool:
         """Whether the axes of the product are in the order of the result."""
-        return not self.row_axes and not self.col_axes
+        return not any(self.dropped)
 
     def view(self, xp: Any, x: Array, side: int) -> Array:
         """Return a view of a, b or the product (side 0, 1, 2) with its own axes only."""
-        shape = (self.a_shape, self.b_shape, self.full_shape)[side]
-        if x.shape != shape:
-            x = xp.reshape(x, shape)
+        if x.shape != self.shapes[side]:
+            x = xp.reshape(x, self.shapes[side])
         if self.is_identity:
             return x
-        dropped, order = self._order(side)
-        return xp.permute_dims(x, order)[(0,) * dropped + (...,)]
+        return xp.permute_dims(x, self.orders[side])[(0,) * self.dropped[side] + (...,)]
 
     def restored(self, xp: Any, x: Array, side: int) -> Array:
         """Return the inverse of `view`: an array in the shape of a, b or the product."""
-        shape = (self.a_shape, self.b_shape, self.full_shape)[side]
-        _, order = self._order(side)
+        shape, order = self.shapes[side], self.orders[side]
         x = xp.reshape(x, tuple(shape[axis] for axis in order))
         return xp.permute_dims(x, tuple(order.index(axis) for axis in range(len(order))))
-
-    def _order(self, side: int) -> tuple[int, Shape]:
-        """Return the number of axes that a view drops, and all axes in its order, those first."""
-        nd = len(self.a_shape)
-        a_axes, b_axes = (*self.row_axes, nd - 2), (*self.col_axes, nd - 1)
-        dropped = (self.col_axes, self.row_axes, ())[side]
-        in_view = ((*a_axes, nd - 1), (nd - 2, *b_axes), (*a_axes, *b_axes))[side]
-        return len(dropped), (*dropped, *self.batch_axes, *in_view)
 
 
 @lru_cache(maxsize=256)
@@ -97,9 +84,9 @@ def fold(a_shape: Shape, b_shape: Shape) -> Fold:
     batch_axes = tuple(axis for axis, (m, n) in enumerate(pairs) if m == n)
     row_axes = tuple(axis for axis, (m, n) in enumerate(pairs) if n == 1 != m)
     col_axes = tuple(axis for axis, (m, n) in enumerate(pairs) if m == 1 != n)
-    batch = tuple(a[axis] for axis in batch_axes)
-    rows = (*(a[axis] for axis in row_axes), a[-2])
-    cols = (*(b[axis] for axis in col_axes), b[-1])
+    a_axes, b_axes = (*row_axes, nd - 2), (*col_axes, nd - 1)
+    batch, rows = (tuple(a[axis] for axis in axes) for axes in (batch_axes, a_axes))
+    cols = tuple(b[axis] for axis in b_axes)
     return Fold(
         batch=batch,
         rows=rows,
@@ -107,13 +94,14 @@ def fold(a_shape: Shape, b_shape: Shape) -> Fold:
         inner=(a[-1],),
         sizes=(math.prod(batch), math.prod(rows), math.prod(cols), a[-1]),
         copies=any(sum(n > 1 for n in group) > 1 for group in (batch, rows, cols)),
-        full_shape=(*batch_shape, a[-2], b[-1]),
         out_shape=batch_shape + a[-2:-1] * (len(a_shape) > 1) + b[-1:] * (len(b_shape) > 1),
-        batch_axes=batch_axes,
-        row_axes=row_axes,
-        col_axes=col_axes,
-        a_shape=a,
-        b_shape=b,
+        shapes=(a, b, (*batch_shape, a[-2], b[-1])),
+        orders=(
+            (*col_axes, *batch_axes, *a_axes, nd - 1),
+            (*row_axes, *batch_axes, nd - 2, *b_axes),
+            (*batch_axes, *a_axes, *b_axes),
+        ),
+        dropped=(len(col_axes), len(row_axes), 0),
     )
 
 

@@ -77,8 +77,8 @@ def evaluate(
     xp: Any, plan: Any, operands: Sequence[Array], multiply: Multiply
 ) -> tuple[Array, Callable[[Array], tuple[Array, ...]]]:
     """Return an einsum, and its pullback to all operands."""
-    terms = plan.input_subscripts.split(",")
-    result = promote([dtype_name(x.dtype) for x in operands])
+    terms, dtypes = plan.input_subscripts.split(","), [x.dtype for x in operands]
+    result = promote(map(dtype_name, dtypes))
     wide = getattr(xp, promote([result, "float32"]))
     operands, offset = _in_range(xp, [xp.astype(x, wide, copy=False) for x in operands])
     factors = [_operand(xp, i, operands[i], term, plan.size_dict) for i, term in enumerate(terms)]
@@ -98,7 +98,7 @@ def evaluate(
 
     def pullback(g: Array) -> tuple[Array, ...]:
         gradients = pull(xp.astype(g, dtype, copy=False))
-        return tuple(gradients[i] for i in range(len(terms)))
+        return tuple(xp.astype(gradients[i], x, copy=False) for i, x in enumerate(dtypes))
 
     if offset is not None:
         scale = scale_of_sums(len(operands))

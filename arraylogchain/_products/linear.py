@@ -23,7 +23,7 @@ _COPIED_BLOCKS = 8
 def matmul(ctx: Context, layout: Fold, a: Array, b: Array, budget: int) -> Array:
     """Return a @ b."""
     xp = ctx.xp
-    out = ctx.empty(layout.full_shape, ctx.result_dtype)
+    out = ctx.empty(layout.shapes[2], ctx.result_dtype)
     a, b = layout.view(xp, a, 0), layout.view(xp, b, 1)
     _contract(ctx, layout, a, b, layout.view(xp, out, 2), budget)
     return xp.reshape(out, layout.out_shape)

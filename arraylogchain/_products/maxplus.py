@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Sequence
 
-from arraylogchain._core.axes import Fold, Shape, boxes, chunks
+from arraylogchain._core.axes import Fold, boxes, chunks
 from arraylogchain._core.context import Array, Context, shape_of
 from arraylogchain._products.tiling import Tiles, panels, run, tile_product, with_small_blocks
 
@@ -68,16 +68,16 @@ def finite_terms(ctx: Context, values: Array, indices: Array, budget: int) -> Ar
 
 
 def maxplus_gradients(
-    ctx: Context, layout: Fold, shapes: Sequence[Shape], terms: Array, g: Array, budget: int
-) -> tuple[Array, Array]:
-    """Return the gradients of sum(g * values), in the precision of the computation.
+    ctx: Context, layout: Fold, operands: Sequence[Array], terms: Array, g: Array, budget: int
+) -> list[Array]:
+    """Return the gradients of sum(g * values), in the operands' shapes and dtypes.
 
     Parameters
     ----------
     ctx : Context
     layout : Fold
-    shapes : tuple of tuple of int
-        Of the operands.
+    operands : sequence of array
+        Only their shapes and dtypes are read.
     terms : array
         Indices of the product, as `finite_terms` returns them.
     g : array
@@ -105,5 +105,5 @@ def maxplus_gradients(
         for total, place in zip(gradient_sums, places, strict=True):
             ctx.add_at(total, xp.reshape(place, (-1,)), xp.reshape(weights, (-1,)))
     gradients = (layout.restored(xp, total, side) for side, total in enumerate(gradient_sums))
-    da, db = (xp.reshape(x, shape) for x, shape in zip(gradients, shapes, strict=True))
-    return da, db
+    pairs = zip(gradients, operands, strict=True)
+    return [ctx.cast(xp.reshape(x, shape_of(y)), y.dtype) for x, y in pairs]

@@ -174,7 +174,7 @@ def run(
     """
     xp = ctx.xp
     a, b = layout.view(xp, a, 0), layout.view(xp, b, 1)
-    outs = [ctx.empty(layout.full_shape, dtype) for dtype in dtypes]
+    outs = [ctx.empty(layout.shapes[2], dtype) for dtype in dtypes]
     run_on_views(ctx, layout, a, b, [layout.view(xp, out, 2) for out in outs], work)
     return [xp.reshape(out, layout.out_shape) for out in outs]
 

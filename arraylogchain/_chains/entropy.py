@@ -42,7 +42,6 @@ def entropy(ctx: Context, chain: Chain, workspace: int) -> Array:
         if result is None:
             result = EntropyPass(forward_pass).result()
         forward_pass.shard.write(out, result)
-        forward_pass.stored.clear()
 
     # With indices and terms of entries that are not certified, there are 20 arrays.
     run_passes(passes("entropy", ctx, chain, workspace, needs_history=True, num_arrays=20), work)

@@ -79,7 +79,6 @@ def value_and_pullback(
 
         def add(one_pass: Pass, partial_sums: Accumulator) -> None:
             PathGradientPass(one_pass.run_and_store(), partial_sums, g, states).add()
-            one_pass.stored.clear()
 
         all_passes = passes("log_probability", ctx, chain, workspace, True, num_arrays=_NUM_ARRAYS)
         run_passes(all_passes, add, accumulator)

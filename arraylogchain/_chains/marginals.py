@@ -19,7 +19,7 @@ chains in `compiled.whole_marginals`, and kernels do it in `_cuda/marginals.cu`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from arraylogchain._backends.interface import Messages, SegmentMessages, WholeChains
@@ -65,7 +65,6 @@ def _posterior(ctx: Context, chain: Chain, workspace: int, operation: str, *name
             if total is not None:
                 one_pass.shard.write(total, backward_pass.log_z)
             backward_pass.add()
-            one_pass.stored.clear()  # frees memory for the next shard
 
     all_passes = passes(operation, ctx, chain, workspace, needs_history=True)
     run_passes(all_passes, work, accumulator)
@@ -139,14 +138,13 @@ def value_and_pullback(
         accumulator = Accumulator(ctx, chain, workspace, requested)
 
         def add(forward_pass: Pass, partial_sums: Accumulator) -> None:
-            remaining = forward_pass.remaining
-            if (stored := forward_pass.stored_chains) is not None:
+            remaining: Iterable[Pass] = (forward_pass.with_new_backend(),)
+            if forward_pass.stored_chains is not None:
                 again = forward_pass.again()
-                result = _add_whole_chains(again, partial_sums, cotangent, stored)
-                if result is None or (result.declined & ~stored.declined).any():
-                    remaining = [one_pass.run_and_store() for one_pass in again.remaining]
+                _add_whole_chains(again, partial_sums, cotangent, forward_pass.stored_chains)
+                remaining = map(Pass.run_and_store, again.remaining)
             for one_pass in remaining:
-                backward_pass_of(one_pass.with_new_backend(), partial_sums, cotangent).add()
+                backward_pass_of(one_pass, partial_sums, cotangent).add()
 
         run_passes(all_passes, add, accumulator)
         return accumulator.results()

@@ -52,7 +52,7 @@ class Pass:
         After a forward pass.
     stored_chains : WholeChains or None
         Result of `log_partition` for whole chains, with stored messages.
-    declined : list of Pass or None
+    declined : iterable of Pass or None
         One pass for each row that a call for whole chains declined; None without such a result.
     """
 
@@ -69,7 +69,7 @@ class Pass:
     carry: Any = None
     log_z: Array = None
     stored_chains: WholeChains | None = None
-    declined: list[Pass] | None = None
+    declined: Iterable[Pass] | None = None
 
     def whole_chains(self, method: str, *args: Any) -> Any:
         """Call a backend's method for whole chains; return its result, or None without one.
@@ -84,7 +84,7 @@ class Pass:
         num_declined = np.count_nonzero(result.declined)
         if num_declined > result.declined.size // 8:
             return None
-        self.declined = self.row_passes(result.declined) if num_declined else []
+        self.declined = self.row_passes(result.declined) if num_declined else ()
         return result
 
     def fused(self, method: str, *args: Any) -> Any:
@@ -93,9 +93,9 @@ class Pass:
         return None if function is None else function(*args)
 
     @property
-    def remaining(self) -> list[Pass]:
-        """Passes that remain to be run by segments."""
-        return [self] if self.declined is None else self.declined
+    def remaining(self) -> Iterable[Pass]:
+        """Passes that remain to be run by segments, to be read once."""
+        return (self,) if self.declined is None else self.declined
 
     def again(self) -> Pass:
         """Return a pass over the same shard that has not run, with a backend of its own."""
@@ -109,13 +109,12 @@ class Pass:
         """
         return replace(self, backend=type(self.backend)(self.shard, self.workspace))
 
-    def row_passes(self, declined: np.ndarray) -> list[Pass]:
-        """Return passes over single rows, those that a mask [groups, rows] selects."""
+    def row_passes(self, declined: np.ndarray) -> Iterator[Pass]:
+        """Yield passes over single rows, those that a mask [groups, rows] selects."""
         size = self.segments[0].stop - self.segments[0].start
-        return [
-            replace(self, shard=shard, segments=list(chunks(shard.num_steps, size))).again()
-            for shard in self.shard.single_rows(declined)
-        ]
+        for shard in self.shard.single_rows(declined):
+            segments = list(chunks(shard.num_steps, size))
+            yield replace(self, shard=shard, segments=segments).again()
 
     def advance(self, carry: Messages | None, steps: slice, keep: Keep) -> SegmentMessages:
         """Return the messages of one segment."""
@@ -247,10 +246,11 @@ def run_passes(
         elif accumulator is None:
             first.shard.ctx.run_all(work, group)
         else:
-            parts = [(one_pass, accumulator.zeros_like()) for one_pass in group]
-            first.shard.ctx.run_all(lambda part: work(*part), parts)
-            for _, part in parts:
+            parts = [accumulator.zeros_like() for _ in group]
+            first.shard.ctx.run_all(lambda pair: work(*pair), list(zip(group, parts, strict=True)))
+            for part in parts:
                 accumulator.join(part)
+        del first, group  # frees messages before the next shards are made
 
 
 def last_logs(shard: Shard, last: Messages) -> Messages:

@@ -49,7 +49,6 @@ def viterbi(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, Array]:
             one_pass.run_and_store()
             if not one_pass.fused("backtrace_paths", one_pass, states, weights):
                 backtrace(one_pass)
-            one_pass.stored.clear()  # frees memory for the next shard
 
     def backtrace(forward_pass: Pass) -> None:
         backend, shard = forward_pass.backend, forward_pass.shard
@@ -96,7 +95,6 @@ def best_paths(ctx: Context, chain: Chain, workspace: int, num_paths: int) -> tu
             updated = forward_pass.stored_messages(n)
             links, suffixes = forward_pass.backend.backtrace_suffixes(updated, suffixes, steps)
             write_steps(paths, shard, steps, links, 0)
-        forward_pass.stored.clear()
         numbers = xp.argsort(suffixes.losses, axis=-1, stable=True)
         losses = xp.take_along_axis(suffixes.losses, numbers, axis=-1)
         total = add_scale(xp.max(last.values, axis=-1), last.shifts, last.exponents)[..., None]
@@ -144,7 +142,6 @@ def sample(ctx: Context, chain: Chain, workspace: int, out: Array, uniforms: Arr
             sampling_backtrace(forward_pass)
         shard = forward_pass.shard
         shard.view(paths, (slice(shard.num_steps, None),))[...] = -1
-        forward_pass.stored.clear()
 
     def sampling_backtrace(forward_pass: Pass) -> None:
         shard, last = forward_pass.shard, forward_pass.carry

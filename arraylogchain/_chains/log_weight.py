@@ -89,8 +89,6 @@ def _entries(ctx: Context, x: Array, lead: Box, trailing: tuple[Any, ...]) -> Ar
     Every axis has an index array of its own, so that no axis of x is ever expanded.
     """
     xp, lead_shape = ctx.xp, shape_of(x)[: x.ndim - len(trailing)]
-    if not lead_shape:
-        return x[trailing]
     index: list[Any] = []
     for axis, part in enumerate(within(lead[len(lead) - len(lead_shape) :], lead_shape)):
         along = xp.arange(part.start, part.stop, dtype=ctx.index_dtype, device=ctx.device)

@@ -173,8 +173,8 @@ class BackwardPass:
     ----------
     log_z : array [groups, rows]
     unscaled_log_z : array [groups, rows]
-        Up to the scale of the last message, where log Z is very large. log Z may overflow through
-        its scale while the marginals are well defined.
+        Up to the scale of the last message. log Z may overflow through its scale while the
+        marginals are well defined.
     """
 
     def __init__(
@@ -183,11 +183,10 @@ class BackwardPass:
         self.forward_pass, self.shard = forward_pass, forward_pass.shard
         self.ctx = ctx = self.shard.ctx
         self.precision = DOUBLE if forward_pass.carry.values.dtype == ctx.xp.float64 else SINGLE
-        self.log_z = self.unscaled_log_z = forward_pass.log_z
-        if not ctx.are_within(2.0**60, self.log_z):
-            self.unscaled_log_z = log_sum(ctx.xp, last_logs(self.shard, forward_pass.carry).values)
-        self.accumulator, log_z = accumulator, self.unscaled_log_z
-        self.cotangents = Cotangents(self.shard, self.precision, cotangent, log_z)
+        self.log_z = forward_pass.log_z
+        self.unscaled_log_z = log_sum(ctx.xp, last_logs(self.shard, forward_pass.carry).values)
+        self.accumulator = accumulator
+        self.cotangents = Cotangents(self.shard, self.precision, cotangent, self.unscaled_log_z)
         self.sums = ShardSums(self.shard, self.cotangents, accumulator, forward_pass.workspace)
 
     def add(self) -> None:

@@ -100,23 +100,20 @@ class _ShardMemory(NamedTuple):
         return rows * self.step + num_groups * self.matrix + _MESSAGES_BYTES
 
     def checkpoints(self, rows: int, steps: int) -> int:
-        """Return the bytes of the checkpoints of segments of some steps."""
+        """Return the bytes of the checkpoints of segments of some steps, if there are any."""
         num_segments = -(-self.sizes.steps // max(1, steps))
-        return num_segments * (rows * self.stored_step + _MESSAGES_BYTES)
+        return num_segments * (rows * self.stored_step + _MESSAGES_BYTES) * self.needs_history
 
     def stored(self, rows: int) -> int:
-        """Return the bytes of all messages."""
-        return rows * self.sizes.steps * self.stored_step
+        """Return the bytes of all messages if they are stored."""
+        return rows * self.sizes.steps * self.stored_step * self.store_messages
 
     def max_segment(self, rows: int) -> int:
         """Return the number of steps of a segment that fit besides messages and checkpoints."""
-        free = self.workspace - self.workspace // 4
-        if self.needs_history:
-            copies = 2 if self.store_messages else 1  # stored messages repeat their checkpoint
-            steps = self.workspace // 4 // self.segment_step(rows)
-            free -= copies * self.checkpoints(rows, steps)
-            free -= self.stored(rows) if self.store_messages else 0
-        return free // self.segment_step(rows)
+        steps = self.workspace // 4 // self.segment_step(rows)
+        copies = 2 if self.store_messages else 1  # stored messages repeat their checkpoint
+        held = self.stored(rows) + copies * self.checkpoints(rows, steps)
+        return (self.workspace - self.workspace // 4 - held) // self.segment_step(rows)
 
 
 @lru_cache(maxsize=256)
@@ -189,10 +186,8 @@ def _segment_steps(memory: _ShardMemory, rows: int, row_elements: int) -> int:
     steps, all_checkpoints = max(4, row_elements // rows), memory.checkpoints(rows, 1)
     if memory.needs_history:
         # As many checkpoints are stored as fit.
-        free = memory.workspace // 2 - (memory.stored(rows) if memory.store_messages else 0)
-        steps = max(steps, 2 * all_checkpoints // max(1, free), math.isqrt(memory.sizes.steps))
-    max_steps = memory.max_segment(rows)
-    if memory.needs_history:
-        # Where not even checkpoints fit, sqrt(T) steps take the least memory with them.
-        max_steps = max(max_steps, math.isqrt(all_checkpoints // memory.segment_step(rows)))
-    return max(1, min(memory.sizes.steps, steps, max_steps))
+        free = max(1, memory.workspace // 2 - memory.stored(rows))
+        steps = max(steps, 2 * all_checkpoints // free, math.isqrt(memory.sizes.steps))
+    # Where not even checkpoints fit, sqrt(T) steps take the least memory with them.
+    least_memory = math.isqrt(all_checkpoints // memory.segment_step(rows))
+    return max(1, min(memory.sizes.steps, steps, max(memory.max_segment(rows), least_memory)))

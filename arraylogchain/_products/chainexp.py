@@ -259,11 +259,12 @@ def multiplication_order(sizes: Shape) -> list[tuple[int, int]]:
         """Return the cost and the order for matrices i to j."""
         if i == j:
             return 0, []
-        result = []
-        for k in range(i, j):
+
+        def split_after(k: int) -> tuple[int, list[tuple[int, int]]]:
             (left_cost, left_order), (right_cost, right_order) = best(i, k), best(k + 1, j)
             cost = left_cost + right_cost + sizes[i] * sizes[k + 1] * sizes[j + 1]
-            result.append((cost, [*left_order, *right_order, (i, k + 1)]))
-        return min(result)
+            return cost, [*left_order, *right_order, (i, k + 1)]
+
+        return min(map(split_after, range(i, j)))
 
     return best(0, n - 1)[1]

@@ -46,8 +46,7 @@ class ArrayBackend(ArrayBacktraces):
     holds_matrices = False
 
     def __init__(self, shard: Shard, workspace: int) -> None:
-        self.shard, self.ctx, self.workspace = shard, shard.ctx, workspace
-        self.has_logs = "transitions" in shard.chain.logs
+        super().__init__(shard, workspace)
         # Whether all steps have the same matrices, for the same groups.
         self._is_same = shard.chain.has_one_matrix and (shard.axis == 1 or shard.lengths is None)
         self._cached: dict[tuple[bool, bool], tuple[Operand, Array | None]] = {}

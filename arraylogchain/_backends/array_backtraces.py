@@ -10,7 +10,7 @@ from arraylogchain._backends.interface import Messages, Suffixes
 from arraylogchain._backends.shards import Shard
 from arraylogchain._core import scaled
 from arraylogchain._core.axes import chunks
-from arraylogchain._core.context import Array, Context
+from arraylogchain._core.context import Array
 from arraylogchain._core.scaled import whole_maximum
 
 # Of a suffix with a state before it: weights, losses, links, and what sorting takes.
@@ -32,10 +32,9 @@ class ArrayBacktraces:
     workspace : int
     """
 
-    shard: Shard
-    ctx: Context
-    has_logs: bool
-    workspace: int
+    def __init__(self, shard: Shard, workspace: int) -> None:
+        self.shard, self.ctx, self.workspace = shard, shard.ctx, workspace
+        self.has_logs = "transitions" in shard.chain.logs
 
     def backtrace(self, updated: Messages, after: Array, steps: slice) -> Array:
         """Return the states of best paths, integers [n, groups, rows]."""

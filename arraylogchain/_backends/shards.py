@@ -14,29 +14,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from arraylogchain._core.axes import Box, Shape, boxes, chunks, lengths, within
 from arraylogchain._core.context import Array, Context
 from arraylogchain._inputs.chain import PARTS, Chain
-
-
-class MatrixPanel(NamedTuple):
-    """Columns of the matrices of some transitions.
-
-    Attributes
-    ----------
-    transitions, columns : slice
-        Transitions counted from the first of those asked for.
-    matrices : array
-        As given: [groups, K, columns] of one matrix for every step, else [groups * n, K, columns].
-    """
-
-    transitions: slice
-    columns: slice
-    matrices: Array
 
 
 @dataclass(slots=True, eq=False)  # frozen ones take three times as long to make
@@ -147,11 +131,21 @@ class Shard:
         x = xp.reshape(view, (self.groups, count, size, size)) if self.shape else view[None, ...]
         return x if self.order is None or self.axis else self.ctx.pick(x, self.order, 0)
 
-    def matrix_panels(self, first: int, count: int, size: int) -> Iterator[MatrixPanel]:
-        """Yield the matrices of `count` transitions from step `first` on, in panels.
+    def matrix_panels(
+        self, first: int, count: int, size: int
+    ) -> Iterator[tuple[slice, slice, Array]]:
+        """Yield the matrices of `count` transitions from step `first` on, in panels of columns.
 
         A panel has at most `size` entries, and at least one column. One matrix for every step makes
         panels of all transitions.
+
+        Yields
+        ------
+        transitions, columns : slice
+            Transitions are counted from the first.
+        matrices : array
+            In the dtype of the input: [groups, K, columns] of one matrix for every step, else
+            [groups * n, K, columns].
         """
         K, xp = self.chain.num_states, self.ctx.xp
         at_a_time = count if self.chain.has_one_matrix else size // (self.groups * K**2)
@@ -159,7 +153,7 @@ class Shard:
             x = self.matrices(slice(first + transitions.start, first + transitions.stop))
             x = xp.reshape(x, (-1, K, K))
             for columns in chunks(K, max(1, size // (int(x.shape[0]) * K))):
-                yield MatrixPanel(transitions, columns, x[..., columns])
+                yield transitions, columns, x[..., columns]
 
     def by_matrix(self, x: Array) -> Array:
         """Return messages [n, groups, rows, K] as [matrices, rows that share one, K].

@@ -32,7 +32,6 @@ from arraylogchain._chains.accumulate import Accumulator
 from arraylogchain._chains.marginals import BackwardPass, Pullback
 from arraylogchain._chains.passes import Pass, passes, run_passes
 from arraylogchain._chains.segment_marginals import PairScale, SegmentMarginals
-from arraylogchain._core.axes import chunks
 from arraylogchain._core.context import Array, Context, shape_of
 from arraylogchain._core.scaled import split_log
 from arraylogchain._inputs.chain import Chain, states_of
@@ -49,11 +48,8 @@ def log_probability(ctx: Context, chain: Chain, workspace: int, states: Array) -
     def work(one_pass: Pass) -> None:
         shard, total = one_pass.shard, 0.0
         paths = Paths(shard, states)
-        size = max(1, one_pass.workspace // (8 * _NUM_ARRAYS * math.prod(shard.state_shape)))
         for steps, segment in one_pass.run(Keep.UPDATED):
-            for part in chunks(steps.stop - steps.start, size):
-                start, messages = steps.start + part.start, segment.updated.steps(part)
-                total = total + ctx.xp.sum(paths.surprisals(start, messages), axis=0)
+            total = total + ctx.xp.sum(paths.surprisals(steps.start, segment.updated), axis=0)
         sums = one_pass.carry.to_log_space(ctx).values + paths.initial[0]
         is_finite = ctx.xp.max(sums, axis=-1) < math.inf
         shard.write(out, ctx.xp.where(is_finite, 0.0 - total, math.nan))

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from arraylogchain._backends.interface import Messages
-from arraylogchain._backends.shards import MatrixPanel, Shard
+from arraylogchain._backends.shards import Shard
 from arraylogchain._chains.accumulate import Accumulator
 from arraylogchain._chains.cotangents import Cotangents
 from arraylogchain._core.axes import chunks
@@ -255,7 +255,7 @@ class SegmentMarginals:
             pairs = xp.where(out == -math.inf, 0.0, pairs)
             self._add_pairs(pairs, transitions, columns)
 
-    def _matrix_panels(self) -> Iterator[MatrixPanel]:
+    def _matrix_panels(self) -> Iterator[tuple[slice, slice, Array]]:
         """Yield the matrices of the transitions of the segment, in panels that fit."""
         count, size = self.sources.stop, self.sums.panel_size
         return self.shard.matrix_panels(self.steps.start, count, size)

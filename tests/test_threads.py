@@ -21,8 +21,6 @@ from tests.checks import run_python
 @pytest.fixture(autouse=True)
 def _fresh_pool():
     yield
-    if _threads._pool is not None:
-        _threads._pool.shutdown()
     _threads._after_fork()
 
 
@@ -55,7 +53,7 @@ def test_all_workers_take_part():
 @pytest.mark.parametrize(("count", "workers"), [(4, 8), (100, 1)])
 def test_small_work_touches_no_pool(count, workers):
     run_blocks(lambda start, stop: None, count, 4, workers)
-    assert _threads._pool is None
+    assert not _threads._pool.cache_info().currsize
 
 
 def test_error_states_reach_all_threads():
@@ -119,9 +117,10 @@ def test_calls_from_many_threads_and_from_within():
     assert np.all(total == 20)
 
 
-def test_helpers_that_never_begin_keep_nothing_alive():
+def test_helpers_that_never_begin_keep_nothing_alive(monkeypatch):
     """They stay in the queue of a pool that is busy; a workspace would not be kept."""
-    _threads._pool, _threads._pool_size = ThreadPoolExecutor(1, "arraylogchain"), 1
+    pool = ThreadPoolExecutor(1, "arraylogchain")
+    monkeypatch.setattr(_threads, "ThreadPoolExecutor", lambda size, name: pool)
     begun, done = threading.Event(), threading.Event()
 
     def long_work(start, stop):
@@ -270,7 +269,7 @@ def test_as_many_workers_as_are_asked_for(monkeypatch, name):
 def test_no_more_workers_than_are_asked_for():
     with _threads.using(1):
         blocks_of(100, 1)
-        assert _threads._pool is None
+        assert not _threads._pool.cache_info().currsize
     with _threads.using(3):
         barrier = threading.Barrier(3, timeout=30)
         run_blocks(lambda start, stop: barrier.wait(), 3, 1)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 # Threads that the caller asked for; None for as many as the process may use.
@@ -24,9 +24,6 @@ requested: ContextVar[int | None] = ContextVar("workers", default=None)
 
 # Name of the pool's threads, whose blocks are not divided again.
 _NAME = "arraylogchain"
-_lock = threading.Lock()
-_pool: ThreadPoolExecutor | None = None
-_pool_size = 0
 
 
 def run_blocks(
@@ -134,27 +131,26 @@ def _quota() -> float:
         return math.inf
 
 
+@lru_cache(maxsize=2)  # for the usual number of threads, and for another one
+def _pool(size: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(size, _NAME)
+
+
 def _submit(task: Callable[[], None], helpers: int) -> list[Future[None]]:
     """Run a task on threads of the pool; on none if none can be started."""
-    global _pool, _pool_size
     if helpers < 1 or threading.current_thread().name.startswith(_NAME):
         return []
-    with _lock:
-        try:
-            if _pool is None or _pool_size < helpers:
-                _pool_size = max(helpers, num_workers() - 1)
-                _pool = ThreadPoolExecutor(_pool_size, _NAME)
-            # The context has NumPy's error state; each thread needs a copy of its own.
-            return [_pool.submit(contextvars.copy_context().run, task) for _ in range(helpers)]
-        except RuntimeError:  # the interpreter is about to exit, or no thread can be started
-            return []
+    pool = _pool(max(helpers, num_workers() - 1))
+    try:
+        # The context has NumPy's error state; each thread needs a copy of its own.
+        return [pool.submit(contextvars.copy_context().run, task) for _ in range(helpers)]
+    except RuntimeError:  # the interpreter is about to exit, or no thread can be started
+        return []
 
 
 def _after_fork() -> None:
     """Reset the pool: a forked process has none of its threads."""
-    global _lock, _pool, _pool_size
-    _lock = threading.Lock()
-    _pool, _pool_size = None, 0
+    _pool.cache_clear()
     num_workers.cache_clear()
 
 

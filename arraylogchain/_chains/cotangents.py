@@ -1,48 +1,57 @@
-"""Cotangents of log Z: factors of the gradients of a shard's rows."""
+"""Sums of a shard's marginals, weighted by cotangents of log Z."""
 
 from __future__ import annotations
 
 import math
 
-from arraylogchain._backends.shards import Shard
-from arraylogchain._chains.accumulate import bounded
+from arraylogchain._chains.accumulate import Accumulator, bounded
+from arraylogchain._chains.passes import Pass, last_logs, log_sum
 from arraylogchain._core.context import Array
-from arraylogchain._core.precision import Precision
+from arraylogchain._core.precision import DOUBLE, SINGLE
 
 
-class Cotangents:
-    """Cotangents of the rows of a shard, as finite numbers; zero where log Z is infinite.
+class ShardSums:
+    """An accumulator of the marginals of a shard, and the cotangents that they are weighted by.
 
     Parameters
     ----------
-    shard : Shard
-    precision : Precision
-        That of the shard's messages.
+    forward_pass : Pass
+        Has run.
+    accumulator : Accumulator
     cotangent : array [*batch] or None
-        None for ones, if marginals and counts are computed.
-    log_z : array [groups, rows]
-        Of the shard, up to its scale; where it is NaN the cotangent becomes NaN.
+        Of log Z; None for ones, if marginals and counts are computed.
 
     Attributes
     ----------
-    values : array [groups, rows]
-        In the widest precision.
+    shard : Shard
+    workspace : int
+        Bytes for temporaries.
+    precision : Precision
+        That of the shard's messages.
+    unscaled_log_z : array [groups, rows]
+        Up to the scale of the last message. log Z may overflow through its scale while the
+        marginals are well defined.
+    cotangents : array [groups, rows]
+        Finite numbers in the widest precision; zero where log Z is infinite, NaN where it is NaN.
     is_zero : bool array [1, groups, rows] or None
         None if no cotangent is zero.
     smallest, largest : float
-        Magnitudes of the nonzero ones.
+        Magnitudes of the nonzero cotangents.
     """
 
     def __init__(
-        self, shard: Shard, precision: Precision, cotangent: Array | None, log_z: Array
+        self, forward_pass: Pass, accumulator: Accumulator, cotangent: Array | None
     ) -> None:
-        ctx, xp, self.shard, self.precision = shard.ctx, shard.ctx.xp, shard, precision
+        shard, last, self.accumulator = forward_pass.shard, forward_pass.carry, accumulator
+        ctx, xp, self.shard, self.workspace = shard.ctx, shard.ctx.xp, shard, forward_pass.workspace
+        self.precision = precision = DOUBLE if last.values.dtype == xp.float64 else SINGLE
+        self.unscaled_log_z = log_z = log_sum(xp, last_logs(shard, last).values)
         values = xp.ones_like(log_z)
         if cotangent is not None:
             values = ctx.load(shard.read(cotangent), ctx.widest)
             values = bounded(ctx, values, ctx.dtype(precision))
-        self.values = xp.where(xp.isinf(log_z), 0.0, values + 0.0 * log_z)
-        magnitudes, self.is_zero = xp.abs(self.values), None
+        self.cotangents = xp.where(xp.isinf(log_z), 0.0, values + 0.0 * log_z)
+        magnitudes, self.is_zero = xp.abs(self.cotangents), None
         self.smallest, self.largest = float(xp.min(magnitudes)), float(xp.max(magnitudes))
         if not self.smallest > 0:
             self.is_zero = (magnitudes == 0)[None, ...]
@@ -65,8 +74,13 @@ class Cotangents:
             return None
         if not ctx.are_between(normalizers, *self.precision.normalizers):
             return None
-        return ctx.load(self.values, self.precision) / normalizers
+        return ctx.load(self.cotangents, self.precision) / normalizers
 
     def log_threshold(self) -> float:
         """Return the log of an eps of the smallest count, which need not be accurate."""
         return math.log(self.precision.eps) + math.log(self.smallest)
+
+    @property
+    def panel_size(self) -> int:
+        """Largest number of matrix entries at a time; each takes ten float64 numbers."""
+        return self.workspace // (8 * 10)

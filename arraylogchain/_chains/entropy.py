@@ -67,10 +67,10 @@ class EntropyPass(BackwardPass):
 
     def result(self) -> Array:
         """Return the entropies, [groups, rows]."""
-        xp = self.ctx.xp
+        xp, log_z = self.ctx.xp, self.sums.unscaled_log_z
         self.run()
-        result = xp.where(self.unscaled_log_z == -math.inf, 0.0, self.entropy)
-        return xp.where(self.unscaled_log_z == math.inf, math.nan, result)
+        result = xp.where(log_z == -math.inf, 0.0, self.entropy)
+        return xp.where(log_z == math.inf, math.nan, result)
 
     def add_marginals(self, steps: slice, marginals: Array, forward: Messages) -> None:
         """Add the conditional entropies of a segment, averaged over marginals."""

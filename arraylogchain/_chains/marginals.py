@@ -24,11 +24,10 @@ from typing import Any
 
 from arraylogchain._backends.interface import Messages, SegmentMessages, WholeChains
 from arraylogchain._chains.accumulate import Accumulator
-from arraylogchain._chains.cotangents import Cotangents
-from arraylogchain._chains.passes import Pass, last_logs, log_sum, passes, run_passes
-from arraylogchain._chains.segment_marginals import SegmentMarginals, ShardSums
+from arraylogchain._chains.cotangents import ShardSums
+from arraylogchain._chains.passes import Pass, log_sum, passes, run_passes
+from arraylogchain._chains.segment_marginals import SegmentMarginals
 from arraylogchain._core.context import Array, Context
-from arraylogchain._core.precision import DOUBLE, SINGLE
 from arraylogchain._core.scaled import exp_of_split, split_log, whole_maximum, whole_part
 from arraylogchain._inputs.chain import Chain
 
@@ -172,22 +171,15 @@ class BackwardPass:
     Attributes
     ----------
     log_z : array [groups, rows]
-    unscaled_log_z : array [groups, rows]
-        Up to the scale of the last message. log Z may overflow through its scale while the
-        marginals are well defined.
     """
 
     def __init__(
         self, forward_pass: Pass, accumulator: Accumulator, cotangent: Array | None
     ) -> None:
         self.forward_pass, self.shard = forward_pass, forward_pass.shard
-        self.ctx = ctx = self.shard.ctx
-        self.precision = DOUBLE if forward_pass.carry.values.dtype == ctx.xp.float64 else SINGLE
-        self.log_z = forward_pass.log_z
-        self.unscaled_log_z = log_sum(ctx.xp, last_logs(self.shard, forward_pass.carry).values)
-        self.accumulator = accumulator
-        self.cotangents = Cotangents(self.shard, self.precision, cotangent, self.unscaled_log_z)
-        self.sums = ShardSums(self.shard, self.cotangents, accumulator, forward_pass.workspace)
+        self.ctx, self.log_z, self.accumulator = self.shard.ctx, forward_pass.log_z, accumulator
+        self.sums = ShardSums(forward_pass, accumulator, cotangent)
+        self.precision = self.sums.precision
 
     def add(self) -> None:
         """Run through all steps, and add gradients, or marginals and counts."""
@@ -222,10 +214,10 @@ class BackwardPass:
 
         Both are gradients with respect to logarithms if the weights are (`is_log`).
         """
-        ctx, xp, g = self.ctx, self.ctx.xp, self.cotangents.values
+        ctx, xp, g = self.ctx, self.ctx.xp, self.sums.cotangents
         if not is_log and message.is_log is None:
             terms = ctx.load(weights, self.precision) * message.values
-            factors = self.cotangents.over(ctx.row_sums(terms))
+            factors = self.sums.over(ctx.row_sums(terms))
             if factors is not None:
                 return message.values * factors[..., None], terms * factors[..., None]
         values = ctx.load(message.to_log_space(ctx).values, ctx.widest)

@@ -23,9 +23,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from arraylogchain._backends.interface import Messages
-from arraylogchain._backends.shards import Shard
-from arraylogchain._chains.accumulate import Accumulator
-from arraylogchain._chains.cotangents import Cotangents
+from arraylogchain._chains.cotangents import ShardSums
 from arraylogchain._core.axes import chunks
 from arraylogchain._core.context import Array, is_transposed
 from arraylogchain._core.scaled import (
@@ -38,29 +36,6 @@ from arraylogchain._core.scaled import (
 )
 from arraylogchain._products.certified import certified_product
 from arraylogchain._products.operand import Operand
-
-
-class ShardSums(NamedTuple):
-    """A shard, and the accumulator that its marginals are added to, weighted by cotangents.
-
-    Attributes
-    ----------
-    shard : Shard
-    cotangents : Cotangents
-    accumulator : Accumulator
-    workspace : int
-        Bytes for temporaries.
-    """
-
-    shard: Shard
-    cotangents: Cotangents
-    accumulator: Accumulator
-    workspace: int
-
-    @property
-    def panel_size(self) -> int:
-        """Largest number of matrix entries at a time; each takes ten float64 numbers."""
-        return self.workspace // (8 * 10)
 
 
 class PairScale(NamedTuple):
@@ -101,7 +76,7 @@ class SegmentMarginals:
         self, sums: ShardSums, steps: slice, alpha: Messages, beta: Messages, beta_x: Messages
     ) -> None:
         self.sums, self.shard, self.ctx = sums, sums.shard, sums.shard.ctx
-        self.cotangents, self.precision = sums.cotangents, sums.cotangents.precision
+        self.precision = sums.precision
         self.steps, self.alpha, self.beta, self.beta_x = steps, alpha, beta, beta_x
         num_pairs = 0
         if "transitions" in sums.accumulator.arrays:
@@ -109,8 +84,7 @@ class SegmentMarginals:
         # Transition i leads from step i of the segment to step i + 1.
         self.sources, self.targets = slice(0, num_pairs), slice(1, num_pairs + 1)
         # Masks [n, groups, rows] of terms that are 0; None if there are none.
-        is_zero = sums.cotangents.is_zero
-        self.no_state = self.no_pair = is_zero
+        self.no_state = self.no_pair = is_zero = sums.is_zero
         is_valid = self.shard.valid_steps(slice(steps.start, steps.stop + 1))
         if is_valid is not None:
             excluded = ~is_valid if is_zero is None else ~is_valid | is_zero
@@ -130,7 +104,7 @@ class SegmentMarginals:
         ctx, alpha = self.ctx, self.alpha.weights(self.ctx)
         marginals = self.where(self.no_state, 0.0, alpha * self.beta.weights(ctx))
         normalizers = self.where(self.no_state, 1.0, ctx.row_sums(marginals))
-        factors = self.cotangents.over(normalizers)
+        factors = self.sums.over(normalizers)
         if factors is None:
             return None
         if self.sources.stop:
@@ -185,7 +159,7 @@ class SegmentMarginals:
         ctx.exp(marginals, marginals)
         marginals = self.where(self.no_state, 0.0, marginals)
         normalizers = self.where(self.no_state, 1.0, ctx.row_sums(marginals))
-        marginals *= (ctx.load(self.cotangents.values, self.precision) / normalizers)[..., None]
+        marginals *= (ctx.load(self.sums.cotangents, self.precision) / normalizers)[..., None]
         marginals = self.where(self.no_state, 0.0, marginals)
         if not self.sources.stop:
             return marginals
@@ -209,7 +183,7 @@ class SegmentMarginals:
         )
         # A cotangent enters as the log of its magnitude; the two signs are added separately.
         for sign in (1.0, -1.0):
-            magnitude = xp.clip(self.cotangents.values * sign, min=0.0)
+            magnitude = xp.clip(self.sums.cotangents * sign, min=0.0)
             log_g, log_g_rest = split_log(ctx, magnitude, is_log=False)
             if bool(xp.all(log_g == -math.inf)):
                 continue
@@ -246,7 +220,7 @@ class SegmentMarginals:
                 offset, offset_rest = max_log_g + (log_P - column_max), log_P_rest
                 if not self.needs_small_pairs:
                     # Entries that contribute less than an eps of one count need not be accurate.
-                    negligible = self.cotangents.log_threshold() - (offset + offset_rest)
+                    negligible = self.sums.log_threshold() - (offset + offset_rest)
                     negligible = ctx.load(negligible, precision)
             a, b = (Operand(ctx, x, i, precision=precision) for i, x in enumerate((u.mT, v)))
             out = ctx.empty((u.shape[0], u.shape[2], v.shape[2]), left.dtype)

@@ -24,9 +24,8 @@ from typing import Any
 
 from arraylogchain._backends.interface import Messages, SegmentMessages, WholeChains
 from arraylogchain._chains.accumulate import Accumulator
-from arraylogchain._chains.cotangents import ShardSums
 from arraylogchain._chains.passes import Pass, log_sum, passes, run_passes
-from arraylogchain._chains.segment_marginals import SegmentMarginals
+from arraylogchain._chains.segment_marginals import SegmentMarginals, ShardSums
 from arraylogchain._core.context import Array, Context
 from arraylogchain._core.scaled import exp_of_split, split_log, whole_maximum, whole_part
 from arraylogchain._inputs.chain import Chain
@@ -60,10 +59,9 @@ def _posterior(ctx: Context, chain: Chain, workspace: int, operation: str, *name
         if result is not None and total is not None:
             forward_pass.shard.write(total, result.log_z)
         for one_pass in forward_pass.remaining:
-            backward_pass = backward_pass_of(one_pass.run_and_store(), partial_sums, None)
+            backward_pass_of(one_pass.run_and_store(), partial_sums, None).add()
             if total is not None:
-                one_pass.shard.write(total, backward_pass.log_z)
-            backward_pass.add()
+                one_pass.shard.write(total, one_pass.log_z)
 
     all_passes = passes(operation, ctx, chain, workspace, needs_history=True)
     run_passes(all_passes, work, accumulator)
@@ -167,17 +165,13 @@ class BackwardPass:
     accumulator : Accumulator
     cotangent : array [*batch] or None
         Of log Z; None for ones.
-
-    Attributes
-    ----------
-    log_z : array [groups, rows]
     """
 
     def __init__(
         self, forward_pass: Pass, accumulator: Accumulator, cotangent: Array | None
     ) -> None:
         self.forward_pass, self.shard = forward_pass, forward_pass.shard
-        self.ctx, self.log_z, self.accumulator = self.shard.ctx, forward_pass.log_z, accumulator
+        self.ctx, self.accumulator = self.shard.ctx, accumulator
         self.sums = ShardSums(forward_pass, accumulator, cotangent)
         self.precision = self.sums.precision
 

@@ -47,7 +47,7 @@ class ArrayBacktraces:
         """Extend the best suffixes to the start of a segment; see `interface.Backend`."""
         ctx, xp, shard, (states, losses) = self.ctx, self.ctx.xp, self.shard, after
         K, links = shard.chain.num_states, []
-        own = K * xp.arange(states.shape[-1], dtype=ctx.index_dtype, device=ctx.device)
+        own = K * ctx.arange(states.shape[-1])
         for i in reversed(range(steps.stop - steps.start)):
             link, num_active = own + states, shard.num_active(steps.start + i + 1)
             if num_active:
@@ -70,7 +70,7 @@ class ArrayBacktraces:
             logs = message[:, :, None, :] + self._log_weights_into(time, states[..., part])
             extended = losses[..., part, None] + below_largest(xp, logs)
             best = xp.concat([best, xp.reshape(extended, (groups, rows, -1))], axis=-1)
-            numbers = xp.arange(K * part.start, K * part.stop, dtype=links.dtype, device=ctx.device)
+            numbers = ctx.arange(K * part.start, K * part.stop)
             numbers = xp.broadcast_to(numbers, (groups, rows, numbers.shape[0]))
             best, at = smallest(xp, best, num_paths)
             links = xp.take_along_axis(xp.concat([links, numbers], axis=-1), at, axis=-1)
@@ -124,10 +124,7 @@ class ArrayBacktraces:
         Only their differences mean anything.
         """
         ctx, xp, matrix = self.ctx, self.ctx.xp, self.input_matrix(time)
-        group, before = (
-            xp.arange(n, dtype=states.dtype, device=ctx.device)
-            for n in (states.shape[0], matrix.shape[1])
-        )
+        group, before = map(ctx.arange, (states.shape[0], matrix.shape[1]))
         x = matrix[group[:, None, None, None], before, states[..., None]]
         x = ctx.load(x, ctx.widest)
         return x - whole_maximum(xp, x) if self.has_logs else xp.log(x)

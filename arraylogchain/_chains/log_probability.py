@@ -124,7 +124,7 @@ class Paths:
 
     def mask(self, path: Array) -> Array:
         """Return masks [..., K] of the states of paths [...]."""
-        return path[..., None] == self._arange(self.shard.chain.num_states)
+        return path[..., None] == self.ctx.arange(self.shard.chain.num_states)
 
     def surprisals(self, start: int, updated: Messages) -> Array:
         """Return -log q_t [n, groups, rows], from backward messages of the steps from `start` on.
@@ -157,17 +157,14 @@ class Paths:
         initial, first = [x[None, ...] for x in self.initial], max(start, 1)
         if stop <= first:
             return initial
-        times = xp.reshape(self._arange(stop - first), (-1, 1, 1, 1))
+        times = xp.reshape(self.ctx.arange(stop - first), (-1, 1, 1, 1))
         times = 0 * times if chain.has_one_matrix else times
-        groups = xp.reshape(self._arange(shard.groups), (-1, 1, 1))
-        states = self._arange(chain.num_states)
+        groups = xp.reshape(self.ctx.arange(shard.groups), (-1, 1, 1))
+        states = self.ctx.arange(chain.num_states)
         matrices, path = shard.matrices(slice(first - 1, stop - 1)), self.at(first - 1, stop - 1)
         weights = matrices[groups, times, path[..., None], states]
         rows = split_log(self.ctx, weights, "transitions" in chain.logs)
         return rows if start else list(map(xp.concat, zip(initial, rows, strict=True)))
-
-    def _arange(self, count: int) -> Array:
-        return self.ctx.xp.arange(count, dtype=self.ctx.index_dtype, device=self.ctx.device)
 
 
 class PathMarginals(SegmentMarginals):
@@ -203,7 +200,7 @@ class PathMarginals(SegmentMarginals):
             (before, after, g), (count, size, width) = arrays, matrix.shape
             after = after - columns.start
             g = xp.where((after >= 0) & (after < width), g, 0.0)
-            at = xp.arange(count, dtype=after.dtype, device=ctx.device)[:, None, None]
+            at = ctx.arange(count)[:, None, None]
             at = (at * size + before) * width + xp.clip(after, 0, width - 1)
             at, g = xp.reshape(at, (-1,)), xp.reshape(g, (-1,))
             if not self.sums.accumulator.by_logs:

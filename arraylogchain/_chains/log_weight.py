@@ -62,7 +62,7 @@ def _weights_in(
     xp, lead, start = ctx.xp, box[:-1], box[-1].start
     stop = min(box[-1].stop + 1, chain.num_steps)
     path = states_of(ctx, states, lengths, (*lead, slice(start, stop)))
-    times = xp.arange(start, stop, dtype=ctx.index_dtype, device=ctx.device)
+    times = ctx.arange(start, stop)
     end: Any = chain.num_steps if lengths is None else ends_of(lengths, box)
 
     def logs(part: str, at: tuple[Any, ...], first: int = 0) -> Array:
@@ -88,9 +88,9 @@ def _entries(ctx: Context, x: Array, lead: Box, trailing: tuple[Any, ...]) -> Ar
 
     Every axis has an index array of its own, so that no axis of x is ever expanded.
     """
-    xp, lead_shape = ctx.xp, shape_of(x)[: x.ndim - len(trailing)]
+    lead_shape = shape_of(x)[: x.ndim - len(trailing)]
     index: list[Any] = []
     for axis, part in enumerate(within(lead[len(lead) - len(lead_shape) :], lead_shape)):
-        along = xp.arange(part.start, part.stop, dtype=ctx.index_dtype, device=ctx.device)
-        index.append(xp.reshape(along, (-1,) + (1,) * (len(lead_shape) - axis)))
+        along = ctx.arange(part.start, part.stop)
+        index.append(ctx.xp.reshape(along, (-1,) + (1,) * (len(lead_shape) - axis)))
     return x[(*index, *trailing)]

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from arraylogchain._core.axes import Box, boxes
+from arraylogchain._core.axes import boxes
 from arraylogchain._core.precision import DOUBLE, Precision
 from arraylogchain._core.threads import at_least, run_blocks, using
 
@@ -212,10 +212,6 @@ class Context:
             return os.environ.get("CUPY_TF32") == "1"
         return library == "torch" and "cuda" in str(self.device) and torch_allows_tf32()
 
-    def blocks(self, shape: tuple[int, ...]) -> Iterator[Box]:
-        """Yield boxes of an index space, for one elementwise operation each."""
-        return boxes(shape, self.block)
-
     def run_all(self, work: Callable[[Any], None], items: Sequence[Any]) -> None:
         """Call `work` on all items, which write to separate memory; threads share them.
 
@@ -266,6 +262,10 @@ class Context:
         if self.has_out:
             return x[(slice(None),) * axis + (index,)]
         return self.xp.take(x, index, axis=axis)
+
+    def arange(self, *limits: int) -> Array:
+        """Return the integers up to a limit, from 0 or from a limit before it."""
+        return self.xp.arange(*limits, dtype=self.index_dtype, device=self.device)
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
         return self.xp.empty(shape, dtype=dtype, device=self.device)

@@ -167,7 +167,7 @@ def _take_logs(ctx: Context, sums: Array, left: Operand, right: Operand) -> Arra
     xp, uncertified = ctx.xp, None
     smallest = threshold(left.precision, int(left.values.shape[-1]))
     offsets = [x.offset for x in (left, right) if x.offset is not None]
-    for box in ctx.blocks(sums.shape):
+    for box in boxes(sums.shape, ctx.block):
         part = sums[box]
         # A NaN makes this comparison False as well.
         if not xp.min(part) >= smallest:

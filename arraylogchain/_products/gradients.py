@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from arraylogchain._core.axes import Box, Fold, chunks, within
+from arraylogchain._core.axes import Box, Fold, boxes, chunks, within
 from arraylogchain._core.context import Array, Context, shape_of
 from arraylogchain._core.precision import threshold
 from arraylogchain._products import certified
@@ -155,7 +155,7 @@ class _Tile:
         if out is None:
             certified.multiply_weights(ctx, left, right, quotients, self.chunk)
         limit, smallest = 2.0**precision.top / _HEADROOM, threshold(precision, inner)
-        for box in ctx.blocks(quotients.shape):
+        for box in boxes(quotients.shape, ctx.block):
             part, requested_part = quotients[box], requested[box]
             if out is not None:
                 offsets = (x.shift[within(box, x.shift.shape)] for x in (left, right))

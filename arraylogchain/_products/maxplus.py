@@ -62,7 +62,7 @@ def finite_terms(ctx: Context, values: Array, indices: Array, budget: int) -> Ar
     """Return the indices of terms that have gradients: -1 where a value is infinite or NaN."""
     ctx, _ = with_small_blocks(ctx, budget)
     terms = ctx.empty(shape_of(indices), indices.dtype)
-    for box in ctx.blocks(shape_of(indices)):
+    for box in boxes(shape_of(indices), ctx.block):
         terms[box] = ctx.xp.where(ctx.xp.isfinite(values[box]), indices[box], -1)
     return terms
 
@@ -98,7 +98,7 @@ def maxplus_gradients(
         weights = xp.where(index >= 0, ctx.load(g_view, ctx.precision), 0.0)
         k = xp.where(index >= 0, index, 0)
         n, i, j = (
-            xp.reshape(xp.arange(s.start, s.stop, dtype=k.dtype, device=ctx.device), shape)
+            xp.reshape(ctx.arange(s.start, s.stop), shape)
             for s, shape in zip(at.flat, ((-1, 1, 1), (-1, 1), (-1,)), strict=True)
         )
         places = (n * rows + i) * inner + k, (n * inner + k) * cols + j

@@ -11,7 +11,7 @@ from copy import copy
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from arraylogchain._core.axes import Box, within
+from arraylogchain._core.axes import Box, boxes, within
 from arraylogchain._core.context import Array, Context, is_transposed
 from arraylogchain._core.precision import Precision
 from arraylogchain._core.scaled import add_scale, whole_part
@@ -209,7 +209,7 @@ def _exponentials(ctx: Context, x: Array, shift: Array | None, precision: Precis
         turned = None if shift is None else shift.mT
         return _exponentials(ctx, x.mT, turned, precision).mT
     result = ctx.empty(tuple(x.shape), ctx.dtype(precision))
-    for box in ctx.blocks(result.shape):
+    for box in boxes(result.shape, ctx.block):
         part, values = result[box], ctx.load(x[box], precision)
         if shift is not None:
             ctx.apply(xp.subtract, values, shift[within(box, shift.shape)], out=part)

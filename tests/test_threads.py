@@ -14,7 +14,7 @@ import pytest
 import arraylogchain as alc
 from arraylogchain._core import threads as _threads
 from arraylogchain._core.context import Context
-from arraylogchain._core.threads import num_workers, run_blocks
+from arraylogchain._core.threads import num_workers
 from tests.checks import run_python
 
 
@@ -22,6 +22,11 @@ from tests.checks import run_python
 def _fresh_pool():
     yield
     _threads._after_fork()
+
+
+def run_blocks(work, count, block, workers=None):
+    with _threads.using(workers):
+        _threads.run_blocks(work, count, block)
 
 
 def blocks_of(count, block, workers=None):
@@ -148,11 +153,12 @@ def test_helpers_that_never_begin_keep_nothing_alive(monkeypatch):
 def test_after_fork():
     code = """
 import os, sys, threading, warnings
-from arraylogchain._core.threads import run_blocks
+from arraylogchain._core.threads import run_blocks, using
 warnings.simplefilter("ignore")  # of Python 3.12 and newer: there are threads
 def both():
     barrier = threading.Barrier(2, timeout=10)
-    run_blocks(lambda i, j: barrier.wait(), 2, 1, workers=2)
+    with using(2):
+        run_blocks(lambda i, j: barrier.wait(), 2, 1)
 both()
 child = os.fork()
 both()
@@ -165,11 +171,13 @@ if child:
 def test_at_exit_of_the_interpreter():
     code = """
 import atexit
-from arraylogchain._core.threads import run_blocks
+from arraylogchain._core.threads import run_blocks, using
 found = []
-run_blocks(lambda i, j: None, 8, 1, workers=2)
+with using(2):
+    run_blocks(lambda i, j: None, 8, 1)
 def last():
-    run_blocks(lambda i, j: found.append(i), 8, 1, workers=2)
+    with using(2):
+        run_blocks(lambda i, j: found.append(i), 8, 1)
     assert sorted(found) == list(range(8))
     print("done")
 atexit.register(last)

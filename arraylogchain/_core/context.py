@@ -213,12 +213,8 @@ class Context:
         return library == "torch" and "cuda" in str(self.device) and torch_allows_tf32()
 
     def run_all(self, work: Callable[[Any], None], items: Sequence[Any]) -> None:
-        """Call `work` on all items, which write to separate memory; threads share them.
-
-        Only NumPy's functions release the GIL and have no threads of their own.
-        """
-        workers = None if self.is_numpy else 1
-        run_blocks(lambda start, stop: work(items[start]), len(items), 1, workers)
+        """Call `work` on all items, which write to separate memory; threads share them."""
+        run_blocks(lambda start, stop: work(items[start]), len(items), 1)
 
     def are_within(self, limit: float, *arrays: Array) -> bool:
         """Return whether the magnitudes of all entries are at most `limit`; False for NaN."""

@@ -26,9 +26,7 @@ requested: ContextVar[int | None] = ContextVar("workers", default=None)
 _NAME = "arraylogchain"
 
 
-def run_blocks(
-    work: Callable[[int, int], object], count: int, block: int, workers: int | None = None
-) -> None:
+def run_blocks(work: Callable[[int, int], object], count: int, block: int) -> None:
     """Run ``work(start, stop)`` on blocks of `block` of range(count), the last one shorter.
 
     Parameters
@@ -37,8 +35,6 @@ def run_blocks(
         Runs in parallel as far as it releases the GIL.
     count, block : int
         A single block runs without the pool.
-    workers : int, optional
-        Number of threads, the calling one included. Default: the limit set by `using`.
 
     Raises
     ------
@@ -49,8 +45,7 @@ def run_blocks(
     if 0 < count <= block:
         work(0, count)
         return
-    limit = workers or requested.get() or num_workers()
-    helpers = min(limit, -(-count // block)) - 1
+    helpers = min(requested.get() or num_workers(), -(-count // block)) - 1
     starts = deque(range(0, count, block))
     # Emptied at the end: helpers that never started keep it in the pool's queue.
     held = [work]

@@ -195,9 +195,7 @@ class Shard:
         if self.lengths is None or steps.stop <= int(self.lengths.min()):
             return None
         is_valid = np.arange(steps.start, steps.stop)[:, None, None] < self.lengths
-        return (
-            is_valid if self.ctx.is_numpy else self.ctx.xp.asarray(is_valid, device=self.ctx.device)
-        )
+        return self.ctx.xp.asarray(is_valid, device=self.ctx.device)
 
     def view(self, x: Array, place: tuple[Any, ...] = ()) -> Array:
         """Return the shard's part of an array [*batch, ...]; `place` indexes the other axes."""

@@ -74,7 +74,7 @@ def _weights_in(
 
     count, pairs = box[-1].stop - start, stop - start - 1
     yield logs("potentials", (times[:count], path[..., :count]))
-    if pairs and "transitions" in chain.parts:
+    if pairs:
         steps = 0 if chain.has_one_matrix else times[:pairs]
         yield logs("transitions", (steps, path[..., :pairs], path[..., 1:]), 1)
     if start == 0 and "initial" in chain.parts:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from arraylogchain._core.axes import Shape, check_batches, fold
+from arraylogchain._core.axes import check_batches, fold
 from arraylogchain._core.context import Array, shape_of
 from arraylogchain._inputs.arrays import prepare_inputs
 from arraylogchain._products.chainexp import multiply_sequence, multiply_stack
@@ -40,16 +41,15 @@ def check_shapes(matrices: Mapping[str, Array]) -> None:
                 f"matrices must be [..., n, K, K], or a sequence of arrays, got shape {shape}"
             )
         return
-    before: Shape | None = None
     for name, shape in shapes.items():
         if len(shape) < 2:
             raise ValueError(f"{name} must have at least two axes, got shape {shape}")
-        if before is not None and before[-1] != shape[-2]:
+    for (_, before), (name, shape) in itertools.pairwise(shapes.items()):
+        if before[-1] != shape[-2]:
             raise ValueError(
                 f"{name} has shape {shape}, {shape[-2]} rows, and does not fit the matrix before "
                 f"it, of shape {before}, {before[-1]} columns"
             )
-        before = shape
     check_batches({name: shape[:-2] for name, shape in shapes.items()}, shapes)
 
 

@@ -34,7 +34,7 @@ class Shard:
     box : tuple of slice
         Index of the shard along the chain's arranged batch axes.
     shape : tuple of int
-        Lengths along these axes, those of groups first.
+        Lengths along these axes, groups first.
     groups, rows : int
         Numbers of groups, and of rows in each.
     num_steps : int
@@ -240,13 +240,13 @@ def shards(ctx: Context, chain: Chain, groups: int, rows: int) -> Iterator[Shard
     if chain.batch:
         views = {n: arrange(ctx.xp, chain, x, len(PARTS[n].axes)) for n, x in views.items()}
     box = tuple(map(slice, (0,) * len(shape), shape))
-    whole = Shard(ctx, chain, box, shape, *chain.sizes, chain.num_steps, views)
+    full_shard = Shard(ctx, chain, box, shape, *chain.sizes, chain.num_steps, views)
     if chain.lengths is None and groups >= chain.sizes[0] and rows >= chain.sizes[1]:
-        yield whole
+        yield full_shard
         return
     if chain.lengths is not None and chain.sizes[1] > 1:
         # Only one axis can be sorted by length: rows within a group, or groups of one row.
         groups = 1
     for group_box in boxes(shape[:inner], groups):
         for row_box in boxes(shape[inner:], rows):
-            yield whole.part((*group_box, *row_box))
+            yield full_shard.part((*group_box, *row_box))

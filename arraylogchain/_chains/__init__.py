@@ -3,9 +3,25 @@
 `planning` cuts a chain into shards and segments, and `passes` runs a backend's recursion over them.
 `marginals` combines both directions (the algebra of a segment is in `segment_marginals`, sums
 are in `accumulate`); the others are `messages`, `entropy`, `paths`, `log_weight`,
-`log_probability`.
+`log_probability`. `cuda_examples` tells the check of CUDA kernels what to compute.
 """
 
-from arraylogchain._chains import entropy, log_probability, log_weight, marginals, messages, paths
+from arraylogchain._chains import (
+    cuda_examples,
+    entropy,
+    log_probability,
+    log_weight,
+    marginals,
+    messages,
+    paths,
+)
 
-__all__ = ["entropy", "log_probability", "log_weight", "marginals", "messages", "paths"]
+__all__ = [
+    "cuda_examples",
+    "entropy",
+    "log_probability",
+    "log_weight",
+    "marginals",
+    "messages",
+    "paths",
+]

@@ -66,6 +66,11 @@ class Kernel(NamedTuple):
     name: str
 
     @property
+    def arguments(self) -> list[str]:
+        """The template arguments."""
+        return self.name.rstrip(">").partition("<")[2].split(", ")
+
+    @property
     def module(self) -> tuple[str, tuple[str, ...]]:
         """The file, and the names of its kernels that are compiled together.
 

@@ -1,9 +1,10 @@
 """Kernels prove themselves on the device they meet, before their first results are handed out.
 
-One small hard case of each kernel is compared with NumPy in float64. Passed: an empty file
-remembers that, for the model of the device, its driver, NVRTC, CuPy and the kernel's source.
-Failed, or refused by the compiler or the driver: a warning, and array operations compute from then
-on.
+An operation that uses a kernel is computed for a small hard example, on the device and by array
+operations on NumPy arrays in float64. If the results agree, an empty file remembers that, for the
+model of the device, its driver, NVRTC, CuPy and the kernel's source. If they do not, or if the
+compiler or the driver rejects the kernel, there is a warning, and array operations compute from
+then on.
 """
 
 from __future__ import annotations
@@ -13,35 +14,69 @@ import math
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from contextvars import ContextVar
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from array_api_compat import array_namespace
 
 from arraylogchain._core.context import Array, Context
-from arraylogchain._cuda.kernels import Kernel, source_text
+from arraylogchain._core.precision import DOUBLE, SINGLE
+from arraylogchain._cuda.kernels import C_TYPES, Kernel, source_text
 from arraylogchain._version import __version__
 
-# Results, exact ones, and the allowed error beyond 2 eps of these, in eps.
-Results = Iterator[tuple[Array, np.ndarray, float]]
-Case = Callable[[Context, Kernel], Results]
+# Compiled loops take NumPy's own namespace only, so that none is compiled for a check.
+_NUMPY = Context(
+    array_namespace(np.empty(0)), "cpu", "float64", DOUBLE, DOUBLE, 2**16, None, has_out=True
+)
+_DTYPES = {c_type: dtype for dtype, c_type in C_TYPES.items()}
 
 _lock = threading.Lock()
+# Whether a kernel is being checked in this thread, so that it can use kernels that are not yet.
+_is_checking = ContextVar("_is_checking", default=False)
 
 
-def is_usable(ctx: Context, kernel: Kernel, case: Case) -> bool:
-    """Return whether a kernel is right on this device; it is loaded, and checked if it is new."""
+class Example(NamedTuple):
+    """An operation that uses a kernel, and arrays for it.
+
+    Attributes
+    ----------
+    operation : callable
+        Returns an array or a tuple of arrays, given a context and the arrays by name.
+    arrays : dict of str to numpy.ndarray
+        Floating-point arrays are converted for each context.
+    terms : int
+        Terms of all sums from which an entry is computed.
+    """
+
+    operation: Callable[..., Any]
+    arrays: dict[str, np.ndarray]
+    terms: int
+
+
+# By names of kernels: functions of a context, the name, and template arguments of `chain_steps`
+# (others have no meaning).
+EXAMPLES: dict[str, Callable[[Context, str, Sequence[str]], Example]] = {}
+
+
+def is_usable(ctx: Context, kernel: Kernel, steps: Kernel | None = None) -> bool:
+    """Return whether a kernel is right on this device; it is loaded, and checked if it is new.
+
+    `steps` is the kernel of the recursion that an operation uses, too: the check uses the same.
+    """
     usable = ctx.kernels.usable
-    if kernel not in usable:
+    if kernel not in usable and not _is_checking.get():
         with _lock:
             if kernel not in usable:
-                usable[kernel] = _has_no_problem(ctx, kernel, case)
-    return bool(usable[kernel])
+                usable[kernel] = _has_no_problem(ctx, kernel, steps)
+    return bool(usable.get(kernel, True))
 
 
-def _has_no_problem(ctx: Context, kernel: Kernel, case: Case) -> bool:
+def _has_no_problem(ctx: Context, kernel: Kernel, steps: Kernel | None) -> bool:
     device = ctx.kernels
     if device.is_capturing():
         raise RuntimeError(
@@ -54,7 +89,8 @@ def _has_no_problem(ctx: Context, kernel: Kernel, case: Case) -> bool:
         is_checked = os.environ.get("ARRAYLOGCHAIN_SELF_CHECK") != "0"
         if not is_checked or os.path.exists(record):  # noqa: PTH110 (no folder is an error here)
             return True
-        problem = check(ctx, kernel, case)
+        ratio = largest_error(ctx, kernel, steps)
+        problem = f"results err by {ratio:.3g} times the allowed error" if ratio > 1 else None
     except Exception as error:  # the compiler's, the driver's, ...
         if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
             raise
@@ -74,17 +110,44 @@ def _has_no_problem(ctx: Context, kernel: Kernel, case: Case) -> bool:
     return False
 
 
-def check(ctx: Context, kernel: Kernel, case: Case) -> str | None:
-    """Return the problem of a kernel that fails its hard case, or None if it passes."""
-    ratio = largest_error(ctx, kernel, case)
-    return None if ratio <= 1 else f"results err by {ratio:.3g} times the allowed error"
+def largest_error(ctx: Context, kernel: Kernel, steps: Kernel | None = None) -> float:
+    """Return the largest error of a kernel's example, as a part of the allowed one.
+
+    An error of eps * (2 |exact| + G + c) is allowed, see the error model; a certified sum is at
+    least tiny / eps.
+    """
+    dtype = [_DTYPES[x] for x in kernel.arguments if x in _DTYPES][-1]
+    precision = DOUBLE if dtype == "float64" else SINGLE
+    ctx = replace(ctx, result_name=dtype, precision=precision)
+    name = kernel.name.partition("<")[0]
+    example = EXAMPLES[name](ctx, name, (steps or kernel).arguments[1:])
+    reach = 3 * math.log(precision.eps / precision.tiny) + 4 * example.terms
+    token = _is_checking.set(True)
+    try:
+        with ctx.computing(), np.errstate(all="ignore"):
+            inputs, exact_inputs = dict(example.arrays), dict(example.arrays)
+            for name, x in example.arrays.items():
+                if x.dtype.kind == "f":
+                    inputs[name] = ctx.to_result(ctx.xp.asarray(x, device=ctx.device))
+                    exact_inputs[name] = _as_float64(inputs[name])
+            results = example.operation(ctx, **inputs), example.operation(_NUMPY, **exact_inputs)
+            pairs = zip(*results, strict=True) if isinstance(results[0], tuple) else [results]
+            return max(_ratio(ctx, *pair, reach) for pair in pairs)
+    finally:
+        _is_checking.reset(token)
 
 
-def largest_error(ctx: Context, kernel: Kernel, case: Case) -> float:
-    """Return the largest error of a kernel's hard case, as a part of the allowed one."""
-    with ctx.computing(), np.errstate(all="ignore"):
-        pairs = list(case(ctx, kernel))
-    return max(_ratio(ctx, *pair) for pair in pairs)
+def _as_float64(x: Array) -> np.ndarray:
+    return np.asarray(x.tolist(), np.float64)
+
+
+def _ratio(ctx: Context, result: Array, exact: Array, reach: float) -> float:
+    """Return the largest error as a part of eps * (2 |exact| + reach)."""
+    y = _as_float64(result)
+    eps = {"float16": 2.0**-10, "bfloat16": 2.0**-7}.get(ctx.result_name, ctx.precision.eps)
+    error = np.abs(y - exact) / (2 * eps * np.abs(exact) + ctx.precision.eps * reach)
+    error = np.where((y == exact) | (np.isnan(y) & np.isnan(exact)), 0, error)
+    return float(np.max(np.nan_to_num(error, nan=np.inf), initial=0.0))
 
 
 def _record(device: Any, kernel: Kernel) -> Path:
@@ -92,35 +155,3 @@ def _record(device: Any, kernel: Kernel) -> Path:
     text = f"{device.identity} {__version__} {kernel.name} {source_text(kernel.source)}"
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111
     return Path(cache) / "arraylogchain" / hashlib.sha256(text.encode()).hexdigest()[:32]
-
-
-def _ratio(ctx: Context, result: Array, exact: np.ndarray, reach: float) -> float:
-    """Return the largest error as a part of eps * (2 |exact| + reach)."""
-    y = np.asarray(result.tolist(), np.float64)
-    eps = {"float16": 2.0**-10, "bfloat16": 2.0**-7}.get(ctx.result_name, ctx.precision.eps)
-    with np.errstate(all="ignore"):
-        error = np.abs(y - exact) / (2 * eps * np.abs(exact) + ctx.precision.eps * reach)
-    error = np.where((y == exact) | (np.isnan(y) & np.isnan(exact)), 0, error)
-    return float(np.max(np.nan_to_num(error, nan=np.inf), initial=0.0))
-
-
-def wide_entries(ctx: Context, rng: np.random.Generator, *shape: int) -> np.ndarray:
-    """Return numbers that every dtype has: some of them in wide ranges, zeros, infinities."""
-    depth = 120.0 if ctx.precision.name == "float32" else 800.0
-    x = np.rint(rng.normal(0, 3, shape))
-    x[..., 3::7, :] *= 20
-    x[..., ::5, 1:] -= depth
-    x[..., 4::9, 2:] = -np.inf
-    return x
-
-
-def log_sum_exp(x: np.ndarray, axis: int) -> np.ndarray:
-    top = np.max(x, axis=axis, keepdims=True)
-    top = np.where(np.isfinite(top), top, 0)
-    logs: np.ndarray = np.log(np.sum(np.exp(x - top), axis=axis, keepdims=True)) + top
-    return np.squeeze(logs, axis)
-
-
-def error_limit(ctx: Context, terms: int) -> float:
-    """Return G + c of the error model: a proved sum is at least tiny / eps."""
-    return 3 * math.log(ctx.precision.eps / ctx.precision.tiny) + 4 * terms

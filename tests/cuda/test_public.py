@@ -134,8 +134,11 @@ def test_plan_and_kernels_of_a_chain(kernels):
     assert wide.plan().route == "arrays"
 
 
-def test_a_first_call_loads_few_modules(kernels):
-    """One for a product, and three for a chain, in both directions."""
+@pytest.mark.parametrize("is_checked", [False, True])
+def test_a_first_call_loads_few_modules(kernels, monkeypatch, tmp_path, is_checked):
+    """One for a product, and three for a chain, in both directions; checks need no others."""
+    monkeypatch.setenv("ARRAYLOGCHAIN_SELF_CHECK", str(int(is_checked)))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
     def modules() -> int:
         return len({launch.kernel.module for launch in kernels.launches})

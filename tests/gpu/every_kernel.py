@@ -1,4 +1,4 @@
-"""A script that runs every kernel on its hard case, for compute-sanitizer to look at.
+"""A script that runs the example of every kernel, for compute-sanitizer to look at.
 
 Each array is an allocation of its own: within a pool, an access that leaves one array would find
 the next one.
@@ -6,7 +6,6 @@ the next one.
 
 import cupy
 
-from arraylogchain._backends.cuda.backend import hard_case
 from arraylogchain._cli import kernels_of_cupy
 from arraylogchain._cuda.self_check import largest_error
 from arraylogchain._inputs.arrays import prepare_inputs
@@ -15,9 +14,9 @@ from arraylogchain._inputs.arrays import prepare_inputs
 def main() -> None:
     cupy.cuda.set_allocator(None)
     count = 0
-    for dtype, kernel in kernels_of_cupy():
-        ctx, _ = prepare_inputs({"a": cupy.zeros(1, dtype)})
-        assert largest_error(ctx, kernel, hard_case) <= 1
+    ctx, _ = prepare_inputs({"a": cupy.zeros(1)})
+    for kernel in kernels_of_cupy():
+        assert largest_error(ctx, kernel) <= 1
         cupy.cuda.Device().synchronize()
         count += 1
     print(f"{count} kernels are right")

@@ -13,17 +13,16 @@ from typing import Any
 import numpy as np
 
 from arraylogchain._backends.array import ArrayBackend
-from arraylogchain._backends.cuda import hard_cases, matrices, operations
+from arraylogchain._backends.cuda import matrices, operations
 from arraylogchain._backends.cuda.geometry import Geometry, geometry_of, row_strides
 from arraylogchain._backends.cuda.marginals import CudaBackwardPass
 from arraylogchain._backends.cuda.matrices import PreparedMatrices
 from arraylogchain._backends.cuda.structs import CHAIN, MESSAGES, ROWS, WEIGHTS
 from arraylogchain._backends.interface import Keep, Messages, SegmentMessages
 from arraylogchain._backends.shards import Shard
-from arraylogchain._core.context import Array, Context
-from arraylogchain._cuda.kernels import Kernel, contiguous, kernel_named, threshold
-from arraylogchain._cuda.self_check import Results, is_usable
-from arraylogchain._products import cuda
+from arraylogchain._core.context import Array
+from arraylogchain._cuda.kernels import Kernel, kernel_named, threshold
+from arraylogchain._cuda.self_check import is_usable
 
 # Entries of states that one launch processes at most: less than a second of work.
 _MAX_ENTRIES = 2**22
@@ -40,11 +39,9 @@ class CudaBackend(ArrayBackend):
     # Of messages: forward, both backward ones, and the factors of pair marginals.
     segment_arrays = 5
 
-    def __init__(self, shard: Shard, workspace: int, geometry: Geometry | None = None) -> None:
+    def __init__(self, shard: Shard, workspace: int) -> None:
         super().__init__(shard, workspace)
-        # A self-check of kernels gives a geometry.
-        self._is_check = geometry is not None
-        self._geometries = {x: geometry for x in (True, False) if geometry is not None}
+        self._geometries: dict[bool, Geometry] = {}
         self._prepared: dict[tuple[bool, bool], PreparedMatrices] = {}
         self._is_log = np.ones(shard.state_shape[:2], bool)
         self._final_log_sums: tuple[Messages | None, Array] = None, None
@@ -78,11 +75,11 @@ class CudaBackend(ArrayBackend):
 
         The scale of a message is that of its step alone if scales restart.
         """
-        if not self.has(*self.recursion(sums)):
+        if not self.has(sums=sums):
             if sums:
                 return super().advance(carry, steps, backward, keep), None
             return super().max_product(carry, steps, keep), None
-        count, last = steps.stop - steps.start, None if carry is None else self._contiguous(carry)
+        count, last = steps.stop - steps.start, carry
         predicted = self._messages(count) if keep == Keep.ALL else None
         updated = None if keep == Keep.NOTHING else self._messages(count + (keep == Keep.ALL))
         # Step of `updated`'s first message.
@@ -116,7 +113,7 @@ class CudaBackend(ArrayBackend):
         They are [groups, rows, 2], an integer and the remainder. `log_z` is written with the scale.
         """
         groups, rows, _ = self.shard.state_shape
-        message, (weights, _held) = self._contiguous(message), self.boundary(backward)
+        weights, _held = self.boundary(backward)
         log_sums = self.ctx.kernels.empty((groups, rows, 2), "float64")
         arguments = self.rows(), self.pack(message), weights, log_sums, log_z
         kernel = self.kernel("log_partition")
@@ -128,7 +125,7 @@ class CudaBackend(ArrayBackend):
         names = ["marginals", "boundary_gradients", "log_partition"]
         names += ["pair_marginals"] if self.preparation else []
         written = self.kernel("marginals", self.ctx.result_name)  # where marginals are not summed
-        if not self.has(written, *map(self.kernel, names), *self.recursion()):
+        if not self.has(written, *map(self.kernel, names)):
             return None
         return CudaBackwardPass(self, forward_pass, sums, cotangent)
 
@@ -150,13 +147,11 @@ class CudaBackend(ArrayBackend):
         """The kernel that prepares matrices, if there are any."""
         return (matrices.kernel_of(self.shard),) if "transitions" in self.shard.views else ()
 
-    def recursion(self, sums: bool = True) -> tuple[Kernel, ...]:
-        """Return the kernels of the recursion, whose logs other kernels read."""
-        return self._geometry_of(sums).kernel(self.ctx), *self.preparation
-
-    def has(self, *kernels: Kernel) -> bool:
-        """Return whether kernels can be used; True in the self-check of one of them."""
-        return self._is_check or all(is_usable(self.ctx, x, hard_case) for x in kernels)
+    def has(self, *kernels: Kernel, sums: bool = True) -> bool:
+        """Return whether the kernels of the recursion, and others, can be used."""
+        steps = self._geometry_of(sums).kernel(self.ctx)
+        needed = *self.preparation, steps, *kernels
+        return all(is_usable(self.ctx, kernel, steps) for kernel in needed)
 
     def _geometry_of(self, sums: bool) -> Geometry:
         if sums not in self._geometries:
@@ -286,18 +281,6 @@ class CudaBackend(ArrayBackend):
         is_log = name in self.shard.chain.logs
         return WEIGHTS.pack(self.ctx.kernels.pointer(x), *strides, is_log), x
 
-    def _contiguous(self, x: Messages) -> Messages:
-        """Return a carry in log space, in contiguous arrays."""
-        if x.is_log is self._is_log:  # made here
-            return x
-        ctx, x = self.ctx, x.to_log_space(self.ctx)
-        values = contiguous(ctx, ctx.load(x.values, ctx.precision))
-        shifts, exponents = (
-            contiguous(ctx, ctx.xp.broadcast_to(ctx.load(y, ctx.widest), self._is_log.shape))
-            for y in (x.shifts, x.exponents)
-        )
-        return Messages(values, shifts, exponents, self._is_log)
-
     def _messages(self, steps: int | None) -> Messages:
         """Return memory for the messages of some steps, or for a carry."""
         ctx, (groups, rows, states) = self.ctx, self.shard.state_shape
@@ -319,10 +302,3 @@ class CudaBackend(ArrayBackend):
     def pointer(self, x: Array | None) -> int:
         """Return where an array is; 0 for None."""
         return 0 if x is None else self.ctx.kernels.pointer(x)
-
-
-def hard_case(ctx: Context, kernel: Kernel) -> Results:
-    """Yield results of the hard case of any kernel, with exact ones."""
-    if kernel.source in hard_cases.CASES:
-        return hard_cases.results(CudaBackend, ctx, kernel)
-    return cuda.hard_case(ctx, kernel)

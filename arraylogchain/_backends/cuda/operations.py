@@ -30,7 +30,7 @@ def filter_segment(
     kernel = self.kernel("filtered", self.ctx.result_name)
     views = [self.shard.view(x, (steps,)) for x in (probabilities, log_normalizers)]
     strides: list[Any] = [row_strides(self.shard, x) for x in views]
-    if None in strides or not self.has(kernel, *self.recursion()):
+    if None in strides or not self.has(kernel):
         return None
     segment, _ = self.advance_with_scales(carry, steps, False, Keep.ALL, restarts_scales=True)
     outputs = (y for x, z in zip(views, strides, strict=True) for y in (x, STRIDES.pack(*z)))
@@ -43,7 +43,7 @@ def filter_segment(
 def entropies(self: Any, forward_pass: Any) -> Array | None:
     """Return the entropies [groups, rows] after a pass forward."""
     (groups, rows, states), kernel = self.shard.state_shape, self.kernel("entropies")
-    if not self.has(kernel, self.kernel("log_partition"), *self.recursion()):
+    if not self.has(kernel, self.kernel("log_partition")):
         return None
     log_sums, carry, total = self.final_log_sums(forward_pass.carry), None, None
     size = groups * rows * states * self.ctx.precision.itemsize
@@ -70,7 +70,7 @@ def entropies(self: Any, forward_pass: Any) -> Array | None:
 def backtrace(self: Any, updated: Messages, after: Array, steps: slice) -> Array:
     """Return the states of best paths, integers [n, groups, rows]; see `interface.Backend`."""
     kernel, (groups, rows, _) = self.kernel("chain_trace"), self.shard.state_shape
-    if not self.has(kernel, *self.preparation):
+    if not self.has(kernel, sums=False):
         return ArrayBackend.backtrace(self, updated, after, steps)
     path = self.ctx.kernels.empty((steps.stop - steps.start, groups, rows), "int64")
     after, strides = self.ctx.xp.asarray(after, copy=True), (rows, 1, groups * rows)
@@ -87,7 +87,7 @@ def backtrace_paths(self: Any, forward_pass: Any, states: Array, weights: Array)
     shard, kernels = self.shard, (self.kernel("chain_trace"), self.kernel("best_last_states"))
     path = shard.view(states)
     strides = row_strides(shard, path)
-    if strides is None or not self.has(*kernels, *self.recursion(sums=False)):
+    if strides is None or not self.has(*kernels, sums=False):
         return False
     groups, rows, _ = shard.state_shape
     final, _held = self.boundary(True)
@@ -106,7 +106,7 @@ def sample_paths(self: Any, forward_pass: Any, paths: Array, uniforms: Array) ->
     shard, kernel, count = self.shard, self.kernel("sample_paths"), int(paths.shape[-1])
     views = [shard.view(x) for x in (paths, uniforms)]
     strides: list[Any] = [row_strides(shard, x) for x in views]
-    if None in strides or not self.has(kernel, *self.recursion()):
+    if None in strides or not self.has(kernel):
         return False
     (groups, rows, _), (final, _held) = shard.state_shape, self.boundary(True)
     after = self.ctx.kernels.empty((groups, rows, count), "int64")

@@ -1,0 +1,152 @@
+"""Examples by which CUDA kernels are checked: operations on small products and chains.
+
+The arrays are hard: wide ranges, zeros, terms that are not certified; several groups, or rows of
+two lengths. Their entries are integers, so that maxima of sums are exact and often equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from arraylogchain._chains import entropy, marginals, messages, paths
+from arraylogchain._core.axes import Fold, fold
+from arraylogchain._core.context import Array, Context, shape_of
+from arraylogchain._cuda.self_check import EXAMPLES, Example
+from arraylogchain._inputs.chain import PARTS, Chain
+from arraylogchain._products import certified, gradients, maxplus
+from arraylogchain._products.operand import PullbackInputs
+
+_WORKSPACE = 2**24
+_STEPS = 5
+# Not 0: whether a weight below normal numbers is one differs from device to device.
+_UNIFORMS = np.array([1e-9, 0.6])[:, None, None, None]
+
+
+def _entries(ctx: Context, seed: int, sd: float, *shape: int) -> np.ndarray:
+    """Return integers, some of them in wide ranges, and zeros in log space."""
+    depth = 120.0 if ctx.precision.name == "float32" else 800.0
+    x = np.rint(np.random.default_rng(seed).normal(0, sd, shape))
+    x[..., 3::7, :] *= 4
+    x[..., ::5, 1::2] -= depth
+    x[..., -1] -= depth
+    # State 1 is reached from the last one alone, and states 2, 11, ... lead to that alone.
+    x[..., :-1, 1] -= depth
+    x[..., 2::9, :-1] -= depth
+    x[..., 4::9, 2:] = -np.inf
+    return x
+
+
+def _product_example(ctx: Context, name: str, _: Sequence[str]) -> Example:
+    """Return operands of tiles whose edges stand out; maxima do not meet."""
+    b = np.roll(_entries(ctx, 1, 15.0, 66, 37), 1, axis=1).T
+    arrays = {"a": _entries(ctx, 0, 15.0, 140, 37), "b": np.ascontiguousarray(b)}
+    return Example(partial(_of_product, _PRODUCTS[name]), arrays, 37)
+
+
+def _of_product(function: Callable[..., Any], ctx: Context, a: Array, b: Array) -> Any:
+    return function(ctx, fold(shape_of(a), shape_of(b)), a, b, _WORKSPACE)
+
+
+def _large_product(ctx: Context, *arguments: Any) -> Array:
+    """Return the log product as if it were large."""
+    if ctx.kernels is None:
+        return certified.logmatmulexp(ctx, *arguments)
+    from arraylogchain._products import cuda
+
+    return cuda.by_blas(ctx, *arguments[:-1])
+
+
+def _product_gradients(ctx: Context, layout: Fold, a: Array, b: Array, workspace: int) -> Any:
+    """Return both gradients of a log product; kernels add those of two panels of rows."""
+    out = certified.logmatmulexp(ctx, layout, a, b, workspace)
+    g = ctx.to_result(ctx.xp.where(a[:, :1] > b[:1, :], 0.5, -0.25))
+    budget = 26_000 * ctx.precision.itemsize
+    return gradients.logmatmulexp_gradients(ctx, layout, PullbackInputs(a, b, out, g), budget)
+
+
+def _chain_example(ctx: Context, name: str, steps: Sequence[str]) -> Example:
+    """Return a chain that takes a variant of `chain_steps` on any device."""
+    is_layout = len(steps) == 4
+    sums, in_warp, at_a_time, on_chip = steps if is_layout else ("true", "true", "1", "false")
+    states, rows = (13, 5) if in_warp == "true" else (37, 3)
+    groups, matrices = (1, 1) if on_chip == "true" else (2, _STEPS - 1)
+    if at_a_time == "4":
+        rows = 2 * ctx.kernels.multiprocessors + 5
+    index = np.arange(rows) % 5
+    arrays = {
+        "potentials": _entries(ctx, 0, 1.0, groups, 5, _STEPS, states)[:, index],
+        "transitions": _entries(ctx, 1, 1.0, groups, 1, matrices, states, states),
+        "initial": _entries(ctx, 2, 1.0, groups, 5, states)[:, index],
+        "final": _entries(ctx, 3, 1.0, 2, states)[1],
+    }
+    # At the first step, messages of both directions are largest at different states.
+    arrays["transitions"][..., ::2, :] -= 100
+    if on_chip == "true":
+        arrays["lengths"] = np.where(index == 1, 3, _STEPS)[None]
+    if name in ("chain_steps", "prepare_matrices") and sums == "false":
+        name = "chain_steps of maxima"
+    return Example(partial(_of_chain, _CHAINS[name]), arrays, states * _STEPS)
+
+
+def _of_chain(
+    function: Callable[..., Any], ctx: Context, lengths: np.ndarray | None = None, **parts: Array
+) -> Any:
+    chain = Chain(shape_of(parts["initial"])[:-1], parts, logs=tuple(parts), lengths=lengths)
+    return function(ctx, chain, _WORKSPACE)
+
+
+def _messages(*arguments: Any) -> tuple[Array, ...]:
+    logs, shifts = messages.last_message(*arguments)
+    both = messages.forward_messages(*arguments), messages.backward_messages(*arguments)
+    return *both, logs + shifts[..., None]
+
+
+def _best_message(ctx: Context, *arguments: Any) -> Array:
+    last = paths.best_message(ctx, *arguments)
+    return last - ctx.xp.max(last, axis=-1, keepdims=True)
+
+
+def _gradients(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, ...]:
+    _, pullback = marginals.value_and_pullback(ctx, chain, workspace, True)
+    cotangent = ctx.xp.where(chain.parts["initial"][..., 0] > 0, 0.5, -0.25)
+    result = pullback(cotangent, frozenset(PARTS))
+    return tuple(result[name] for name in PARTS)
+
+
+def _sample(ctx: Context, chain: Chain, workspace: int) -> Array:
+    """Draw with numbers that choose one of the first states that have weight, or a later one."""
+    numbers = np.broadcast_to(_UNIFORMS, (2, *chain.batch, _STEPS))
+    states = ctx.empty(numbers.shape, ctx.index_dtype)
+    uniforms = ctx.xp.asarray(numbers.copy(), device=ctx.device)
+    paths.sample(ctx, chain, workspace, states, uniforms)
+    return states
+
+
+_PRODUCTS: dict[str, Callable[..., Any]] = {
+    "prepare_factors": certified.logmatmulexp,
+    "logmatmulexp": certified.logmatmulexp,
+    "log_epilogue": _large_product,
+    "gradient_weights": _product_gradients,
+    "finish_gradients": _product_gradients,
+    "maxplus_matmul": maxplus.maxplus_matmul,
+}
+_CHAINS: dict[str, Callable[..., Any]] = {
+    "prepare_matrices": _messages,
+    "chain_steps": _messages,
+    "chain_steps of maxima": _best_message,
+    "log_partition": messages.log_partition,
+    "marginals": _gradients,
+    "pair_marginals": _gradients,
+    "boundary_gradients": _gradients,
+    "filtered": messages.filtered,
+    "entropies": entropy.entropy,
+    "sample_paths": _sample,
+    "chain_trace": paths.viterbi,
+    "best_last_states": paths.viterbi,
+}
+EXAMPLES.update(dict.fromkeys(_PRODUCTS, _product_example))
+EXAMPLES.update(dict.fromkeys(_CHAINS, _chain_example))

@@ -22,7 +22,7 @@ import numpy as np
 from array_api_compat import array_namespace
 
 from arraylogchain._core.context import Array, multiply_in_float64, torch_allows_tf32
-from arraylogchain._cuda.kernels import OPTIONS, Kernel, compiled, parameters
+from arraylogchain._cuda.kernels import Kernel, compiled, options, parameters
 
 OLDEST_ARCHITECTURE = 75
 NO_CUPY = "CuPy is not installed; for CUDA devices install the extra cuda12 or cuda13"
@@ -144,7 +144,7 @@ def _open(library: str, index: int) -> Device | Unavailable:
     # A missing or broken library is found out in many ways, an AssertionError among them.
     try:
         with cupy.cuda.Device(index):
-            cupy.RawModule(code=_PROBE, options=OPTIONS).get_function("probe")
+            cupy.RawModule(code=_PROBE, options=options()).get_function("probe")
     except Exception as error:
         package = f"cupy-cuda{cupy.cuda.runtime.runtimeGetVersion() // 1000}x[ctk]"
         return Unavailable(

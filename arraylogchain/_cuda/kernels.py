@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import itertools
-import re
 import struct
 from collections.abc import Sequence
 from functools import cache
@@ -19,7 +19,6 @@ from arraylogchain._core.precision import Precision
 from arraylogchain._core.progress import compiling
 
 FOLDER = Path(__file__).parent
-OPTIONS = ("-std=c++17",)
 MAX_GRID = 2**31 - 1  # blocks along the first axis; the two others end at 65535
 C_TYPES = {
     "float16": "__half",
@@ -27,8 +26,6 @@ C_TYPES = {
     "float32": "float",
     "float64": "double",
 }
-
-_INCLUDE = re.compile(r'\s*#include "([^"]+)"')
 
 
 def _names(name: str, *arguments: tuple[str, ...]) -> tuple[str, ...]:
@@ -146,28 +143,15 @@ def contiguous(ctx: Context, x: Array) -> Array:
 
 
 @cache
-def source_text(source: str, folder: Path = FOLDER) -> str:
-    """Return a source file with the project's own headers put in where they are included.
+def options() -> tuple[str, ...]:
+    """Return the compiler's options for all kernels.
 
-    CuPy's cache of compiled kernels does not look into headers: kept apart, a change to one would
-    leave yesterday's kernels in use. Line directives make compilers speak of the files as they are.
-    Headers are looked for in the folder of the file, then in this package.
+    CuPy's cache of compiled kernels does not look into files that are included, but it does at
+    options: a hash of all files is one.
     """
-    seen: set[str] = set()
-
-    def expand(name: str) -> list[str]:
-        seen.add(name)
-        path = folder / name if (folder / name).exists() else FOLDER / name
-        text = [f'#line 1 "{name}"']
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-            include = _INCLUDE.match(line)
-            if include is None:
-                text.append("" if line.strip() == "#pragma once" else line)
-            elif include[1] not in seen:
-                text += [*expand(include[1]), f'#line {number + 1} "{name}"']
-        return text
-
-    return "\n".join(expand(source)) + "\n"
+    texts = [path.read_bytes() for path in sorted(FOLDER.glob("*.cu*"))]
+    digest = hashlib.sha256(b"".join(texts)).hexdigest()[:32]
+    return "-std=c++17", f"-I{FOLDER}", f"-DARRAYLOGCHAIN_SOURCES={digest}"
 
 
 @cache
@@ -189,4 +173,5 @@ def _module(source: str, names: tuple[str, ...], device_id: int) -> Any:
     """Return a module of kernels, compiled for the current device."""
     import cupy
 
-    return cupy.RawModule(code=source_text(source), options=OPTIONS, name_expressions=names)
+    code = f'#include "{source}"\n'
+    return cupy.RawModule(code=code, options=options(), name_expressions=names)

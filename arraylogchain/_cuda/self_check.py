@@ -2,8 +2,8 @@
 
 An operation that uses a kernel is computed for a small hard example, on the device and by array
 operations on NumPy arrays in float64. If the results agree, an empty file remembers that, for the
-model of the device, its driver, NVRTC, CuPy and the kernel's source. If they do not, or if the
-compiler or the driver rejects the kernel, there is a warning, and array operations compute from
+model of the device, its driver, NVRTC, CuPy and the sources of the kernels. If they do not, or if
+the compiler or the driver rejects the kernel, there is a warning, and array operations compute from
 then on.
 """
 
@@ -26,7 +26,7 @@ from array_api_compat import array_namespace
 
 from arraylogchain._core.context import Array, Context
 from arraylogchain._core.precision import DOUBLE, SINGLE
-from arraylogchain._cuda.kernels import C_TYPES, Kernel, source_text
+from arraylogchain._cuda.kernels import C_TYPES, Kernel, options
 from arraylogchain._version import __version__
 
 # Compiled loops take NumPy's own namespace only, so that none is compiled for a check.
@@ -152,6 +152,6 @@ def _ratio(ctx: Context, result: Array, exact: Array, reach: float) -> float:
 
 def _record(device: Any, kernel: Kernel) -> Path:
     """Return the file that exists once a kernel has passed."""
-    text = f"{device.identity} {__version__} {kernel.name} {source_text(kernel.source)}"
+    text = f"{device.identity} {__version__} {kernel.name} {options()[-1]}"
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111
     return Path(cache) / "arraylogchain" / hashlib.sha256(text.encode()).hexdigest()[:32]

@@ -47,10 +47,36 @@ def compile_for_cpu(
     """Compile one instantiation of a kernel, or return the library of an earlier compilation."""
     optimise = SANITIZER_FLAGS if os.environ.get(SANITIZED) else ("-O1", *_fused_multiply_add())
     command = (COMPILER, *FLAGS, *optimise)
-    text = _for_the_shim(kernels.source_text(source, folder))
+    sources = _rewritten(source, folder)
+    includes = *_includes(command), "-I", str(sources), f"-fmacro-prefix-map={sources}/="
     # The compiler takes a precompiled header only before everything else.
-    text = f'#include "cuda_shim.h"\nnamespace {{\n{text}}}\nSHIM_ENTRY({kernel})\n'
-    return _build((*command, *options, "-shared", *_includes(command)), text, "kernel.so")
+    text = f'#include "cuda_shim.h"\nnamespace {{\n#include "{source}"\n}}\nSHIM_ENTRY({kernel})\n'
+    return _build((*command, *options, "-shared", *includes), text, "kernel.so")
+
+
+@cache
+def _rewritten(source: str, folder: Path) -> Path:
+    """Return a folder with a source file and its headers, rewritten for the shim."""
+    texts = _texts(source, folder)
+    target = cache_folder() / hashlib.sha256(repr(sorted(texts.items())).encode()).hexdigest()[:32]
+    target.mkdir(exist_ok=True)
+    for name, text in texts.items():
+        private = target / f"{name}.{os.getpid()}"
+        private.write_text(_for_the_shim(text), encoding="utf-8")
+        private.replace(target / name)
+    return target
+
+
+def _texts(source: str, folder: Path) -> dict[str, str]:
+    """Return the texts of a file and of its headers, of the folder or else of the package."""
+    texts: dict[str, str] = {}
+    names = [source]
+    for name in names:
+        path = folder / name if (folder / name).exists() else kernels.FOLDER / name
+        texts[name] = path.read_text(encoding="utf-8")
+        headers = re.findall(r'^#include "([^"]+)"', texts[name], re.MULTILINE)
+        names += [header for header in headers if header not in names]
+    return texts
 
 
 def _build(command: tuple[str, ...], text: str, name: str) -> Path:

@@ -45,11 +45,11 @@ class Nvrtc:
             compiler = importlib.import_module("cupy._core.core")
             find = importlib.import_module("cuda.pathfinder").load_nvidia_dynamic_lib
             path = find("nvrtc").abs_path
-            self._options = compiler.assemble_cupy_compiler_options(kernels.OPTIONS)
+            self._options = compiler.assemble_cupy_compiler_options(kernels.options())
         else:
             (path,) = Path(folder).glob("nvidia/cuda_nvrtc/lib/libnvrtc.so.*")
             include = Path(folder) / "nvidia" / "cuda_runtime" / "include"
-            self._options = (*kernels.OPTIONS, f"-I{include}")
+            self._options = (*kernels.options(), f"-I{include}")
         self._library = ctypes.CDLL(str(path))
         numbers = ctypes.c_int(), ctypes.c_int()
         self._call("nvrtcVersion", *map(ctypes.byref, numbers))
@@ -67,17 +67,16 @@ class Nvrtc:
         """
         # The options that cupy.RawModule adds, with a fixed architecture.
         options = (
+            f"-I{folder}",
             *self._options,
             "-ftz=true",
             f"-arch=sm_{architecture}",
             "--device-as-default-execution-space",
             "--ptxas-options=-v",
         )
-        text = kernels.source_text(source, folder).encode()
+        text = f'#include "{source}"\n'.encode()
         program = ctypes.c_void_p()
-        self._call(
-            "nvrtcCreateProgram", ctypes.byref(program), text, source.encode(), 0, None, None
-        )
+        self._call("nvrtcCreateProgram", ctypes.byref(program), text, b"program.cu", 0, None, None)
         try:
             for name in names:
                 self._call("nvrtcAddNameExpression", program, name.encode())
@@ -133,8 +132,8 @@ def _usage(log: str, symbol: str) -> Usage:
 
 def digest() -> str:
     """Return a short text that changes with the kernels, but not with their comments."""
-    text = "".join(kernels.source_text(source) for source in sorted(INSTANTIATIONS))
-    code = re.sub(r"^#line .*\n|^[ \t]*(?://.*)?\n|[ \t]*//.*", "", text, flags=re.MULTILINE)
+    text = "".join(path.read_text("utf-8") for path in sorted(kernels.FOLDER.glob("*.cu*")))
+    code = re.sub(r"^[ \t]*(?://.*)?\n|[ \t]*//.*", "", text, flags=re.MULTILINE)
     return hashlib.sha256(code.encode()).hexdigest()[:16]
 
 

@@ -192,7 +192,6 @@ def forgotten() -> Iterator[None]:
 def cupy(monkeypatch: pytest.MonkeyPatch) -> FakeCupy:
     fake = FakeCupy()
     monkeypatch.setitem(sys.modules, "cupy", fake)
-    monkeypatch.setattr(kernels, "source_text", lambda source: f"text of {source}")
     return fake
 
 

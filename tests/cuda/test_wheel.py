@@ -13,12 +13,13 @@ from tests.conftest import import_or_skip
 
 ROOT = Path(__file__).parents[2]
 
-EXPAND_ALL = """
+READ_ALL = """
 import json
 from arraylogchain._cuda import kernels
 
 files = sorted(str(p.relative_to(kernels.FOLDER)) for p in kernels.FOLDER.rglob("*.cu*"))
-print(json.dumps([str(kernels.FOLDER), {name: kernels.source_text(name) for name in files}]))
+texts = {name: (kernels.FOLDER / name).read_text() for name in files}
+print(json.dumps([str(kernels.FOLDER), texts]))
 """
 
 
@@ -37,8 +38,8 @@ def test_the_wheel_has_every_source_file(tmp_path):
     pip = ("-m", "pip", "install", "--no-deps", "--no-index", "--target", str(target), str(wheel))
     python(*pip, cwd=tmp_path)
 
-    folder, result = json.loads(python("-c", EXPAND_ALL, cwd=tmp_path, path=str(target)))
+    folder, result = json.loads(python("-c", READ_ALL, cwd=tmp_path, path=str(target)))
     assert Path(folder).is_relative_to(target)
     here = [str(p.relative_to(kernels.FOLDER)) for p in kernels.FOLDER.rglob("*.cu*")]
-    assert result == {name: kernels.source_text(name) for name in here}
+    assert result == {name: (kernels.FOLDER / name).read_text() for name in here}
     assert any(name.endswith(".cu") for name in here)

@@ -160,18 +160,14 @@ def compiled(kernel: Kernel, device_id: int, shared_memory: int) -> Any:
 
     A block may have `shared_memory` bytes on this device, static shared memory included.
     """
-    module = _module(*kernel.module, device_id)
+    import cupy
+
+    source, names = kernel.module
     with compiling(kernel.name, "a CUDA kernel, which CuPy compiles or finds in its cache"):
+        # Modules with the same arguments are one: CuPy keeps them.
+        code = f'#include "{source}"\n'
+        module = cupy.RawModule(code=code, options=options(), name_expressions=names)
         function = module.get_function(kernel.name)
     # More than 48 KiB for a block have to be requested. This does not reserve anything.
     function.max_dynamic_shared_size_bytes = shared_memory - function.shared_size_bytes
     return function.kernel
-
-
-@cache
-def _module(source: str, names: tuple[str, ...], device_id: int) -> Any:
-    """Return a module of kernels, compiled for the current device."""
-    import cupy
-
-    code = f'#include "{source}"\n'
-    return cupy.RawModule(code=code, options=options(), name_expressions=names)

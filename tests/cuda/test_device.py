@@ -176,11 +176,7 @@ class FakeTorch(ModuleType):
 @pytest.fixture(autouse=True)
 def forgotten() -> Iterator[None]:
     """Let no test find the devices and kernels of another."""
-    clears = (
-        device_module._devices.clear,
-        kernels.compiled.cache_clear,
-        kernels._module.cache_clear,
-    )
+    clears = device_module._devices.clear, kernels.compiled.cache_clear
     for clear in clears:
         clear()
     yield

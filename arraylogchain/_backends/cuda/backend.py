@@ -14,7 +14,7 @@ import numpy as np
 
 from arraylogchain._backends.array import ArrayBackend
 from arraylogchain._backends.cuda import matrices, operations
-from arraylogchain._backends.cuda.geometry import Geometry, geometry_of, row_strides
+from arraylogchain._backends.cuda.geometry import Geometry, geometry_of
 from arraylogchain._backends.cuda.marginals import CudaBackwardPass
 from arraylogchain._backends.cuda.matrices import PreparedMatrices
 from arraylogchain._backends.cuda.structs import CHAIN, MESSAGES, ROWS, WEIGHTS
@@ -41,10 +41,13 @@ class CudaBackend(ArrayBackend):
 
     def __init__(self, shard: Shard, workspace: int) -> None:
         super().__init__(shard, workspace)
-        self._geometries: dict[bool, Geometry] = {}
         self._prepared: dict[tuple[bool, bool], PreparedMatrices] = {}
         self._is_log = np.ones(shard.state_shape[:2], bool)
         self._final_log_sums: tuple[Messages | None, Array] = None, None
+
+    @cached_property
+    def geometry(self) -> Geometry:
+        return geometry_of(self.shard)
 
     @cached_property
     def lengths(self) -> Array | None:
@@ -129,7 +132,6 @@ class CudaBackend(ArrayBackend):
             return None
         return CudaBackwardPass(self, forward_pass, sums, cotangent)
 
-    backtrace = operations.backtrace
     filter_segment = operations.filter_segment
     entropies = operations.entropies
     backtrace_paths = operations.backtrace_paths
@@ -149,14 +151,9 @@ class CudaBackend(ArrayBackend):
 
     def has(self, *kernels: Kernel, sums: bool = True) -> bool:
         """Return whether the kernels of the recursion, and others, can be used."""
-        steps = self._geometry_of(sums).kernel(self.ctx)
+        steps = self.geometry.kernel(self.ctx, sums)
         needed = *self.preparation, steps, *kernels
         return all(is_usable(self.ctx, kernel, steps) for kernel in needed)
-
-    def _geometry_of(self, sums: bool) -> Geometry:
-        if sums not in self._geometries:
-            self._geometries[sums] = geometry_of(self.shard, sums)
-        return self._geometries[sums]
 
     def parts(self, steps: slice, backward: bool, num_arrays: int) -> Iterator[slice]:
         """Cut a segment into the steps of single launches, in their order.
@@ -222,12 +219,12 @@ class CudaBackend(ArrayBackend):
         `messages` are packed: the carry, memory for the predicted and updated messages of the
         steps, and memory for the next carry.
         """
-        shard, ctx, geometry = self.shard, self.ctx, self._geometry_of(sums)
+        shard, ctx = self.shard, self.ctx
         x = ctx.load(shard.views["potentials"][..., steps, :], ctx.precision)
         x, (group, row, step, state) = self.rows_of(x, 2)
         t0, sign = (steps.stop - 1, -1) if backward else (steps.start, 1)
         start = ctx.kernels.pointer(x) + (t0 - steps.start) * step * ctx.precision.itemsize
-        grid, block, threads_per_row, shared = geometry.sizes(shard)
+        grid, block, threads_per_row, shared = self.geometry.sizes(shard)
         chain = self.rows(steps, t0) + self.chain(
             prepared,
             x_group=group,
@@ -241,36 +238,33 @@ class CudaBackend(ArrayBackend):
         )
         weights, _held = self.boundary(backward)
         arguments = (chain, weights, *messages)
-        ctx.kernels.run(geometry.kernel(ctx), grid, block, arguments, shared)
+        ctx.kernels.run(self.geometry.kernel(ctx, sums), grid, block, arguments, shared)
 
     def chain(self, prepared: PreparedMatrices, **fields: Any) -> bytes:
         """Return struct Chain without its struct Rows; the caller holds the arrays."""
         fields["threshold"] = threshold(self.ctx.precision, self.shard.chain.num_states)
         return CHAIN[self.ctx.precision.name].pack(**prepared.fields, **fields)
 
-    def rows(
-        self, steps: slice = slice(0, 0), time: int | None = None, is_sorted: bool = False
-    ) -> bytes:
-        """Return struct Rows of some steps, for arrays of the caller or arrays sorted by length.
-
-        `time` is the step that is processed first, if it is not the first.
-        """
+    def rows(self, steps: slice = slice(0, 0), time: int | None = None) -> bytes:
+        """Return struct Rows of some steps; `time` is processed first, if not the first."""
         shard, (groups, rows, states) = self.shard, self.shard.state_shape
-        pointers = self.pointer(self.lengths), self.pointer(None if is_sorted else shard.order)
+        pointers = self.pointer(self.lengths), self.pointer(shard.order)
         first = steps.start if time is None else time
         sizes = groups, rows, steps.stop - steps.start, states, first, shard.num_steps
         return ROWS.pack(*pointers, *sizes)
 
     def rows_of(self, x: Array, num_axes: int) -> tuple[Array, tuple[int, ...]]:
-        """Return an array of the shard [*shape, ...], and its strides of groups, rows and others.
+        """Return an array of the shard as [groups, rows, ...], and its strides.
 
         It is copied where batch axes cannot be merged.
         """
-        strides = row_strides(self.shard, x)
-        if strides is None:
-            x = self.shard.unsorted(x, tuple(map(int, x.shape[x.ndim - num_axes :])))
-            strides = self.ctx.kernels.strides(x)
-        return x, strides
+        x = self.shard.unsorted(x, tuple(map(int, x.shape[x.ndim - num_axes :])))
+        return x, self.ctx.kernels.strides(x)
+
+    def copy_back(self, x: Array, out: Array) -> None:
+        """Write an array that `rows_of` returned, if it is a copy, to the one that it is of."""
+        if self.pointer(x) != self.pointer(out):
+            out[...] = self.ctx.xp.reshape(x, out.shape)
 
     def boundary(self, backward: bool) -> tuple[bytes, Array]:
         """Return struct Weights of the initial or final weights, and the array that it reads."""

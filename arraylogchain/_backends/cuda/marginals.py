@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from arraylogchain._backends.cuda.geometry import power_of_two, row_strides
+from arraylogchain._backends.cuda.geometry import power_of_two
 from arraylogchain._backends.cuda.matrices import input_matrices
 from arraylogchain._backends.cuda.structs import PAIR_MARGINALS, SEGMENT, STRIDES
 from arraylogchain._backends.interface import Keep, Messages
@@ -50,24 +50,6 @@ class _Terms(NamedTuple):
     is_flagged: Array
     scales: Array
     has_flags: Array
-
-
-class _Output(NamedTuple):
-    """Memory that a kernel writes a part of a result to.
-
-    Attributes
-    ----------
-    array : array
-        The part of the result or, where its axes cannot be merged or it is a sum, a temporary.
-    strides : tuple of int
-        Of groups, of rows and of the trailing axes.
-    part : array or None
-        The part of the result; None if the array is to be added to a sum.
-    """
-
-    array: Array
-    strides: tuple[int, ...]
-    part: Array | None
 
 
 class CudaBackwardPass:
@@ -126,9 +108,10 @@ class CudaBackwardPass:
         width = min(32, power_of_two(size))
         sets, terms = (groups, count * rows) if has_one else (groups * count, rows)
         blocks = -(-terms // (_THREADS // width))
-        place, output = (steps, slice(None)), _Output(None, (), None)
+        place, out, part, strides = (steps, slice(None)), None, None, ()
         if "potentials" in self.accumulator.arrays:
-            output = self._output("potentials", place, (rows, count, size))
+            out, part = self._output("potentials", place, (rows, count, size))
+            strides = device.strides(out)
         counts = SEGMENT.pack(pairs, width, has_one, blocks)
         packed = self.backend.rows(steps) + counts
         result: tuple[Any, ...] = (None,) * 5
@@ -141,37 +124,37 @@ class CudaBackwardPass:
             result = u, v, flags[:num_terms], scales, flags[num_terms:]
         beta, beta_x = segment.predicted.values, segment.updated.values
         inputs = alpha, beta, beta_x, self.g, self.log_sums
-        arguments = (packed, STRIDES.pack(*output.strides), *inputs, output.array, *result)
-        dtype = None if output.array is None else dtype_name(output.array.dtype)
+        arguments = (packed, STRIDES.pack(*strides), *inputs, out, *result)
+        dtype = None if out is None else dtype_name(out.dtype)
         kernel = self.backend.kernel("marginals", dtype)
         self.device.run(kernel, sets * blocks, _THREADS, arguments)
-        if output.array is not None:
-            self._write("potentials", place, output)
+        if out is not None:
+            self._write("potentials", place, out, part)
         return _Terms(packed, alpha, beta_x, *result) if pairs else None
 
-    def _output(self, name: str, place: Box, shape: Shape) -> _Output:
-        """Return memory for a part of a result, of each group in a shape [rows, ...].
+    def _output(self, name: str, place: Box, shape: Shape) -> tuple[Array, Array | None]:
+        """Return memory [groups, rows, ...] for a part of a result, and that part.
 
-        `place` is the index of the part along the axes beyond the batch axes.
+        The memory is the part itself unless its axes cannot be merged; there is no part if others
+        are added to it. `place` is the index of the part along the axes beyond the batch axes.
         """
-        ctx, shard, part = self.ctx, self.shard, None
+        ctx, shard = self.ctx, self.shard
         dtype, num_segments = ctx.precision.name, len(self.forward_pass.segments)
         total = self.accumulator.written_once(name, shard, num_segments)
-        if total is not None and dtype_name(total.dtype) in (ctx.result_name, dtype):
-            dtype = dtype_name(total.dtype)
-            view = arrange(ctx.xp, shard.chain, total, len(place))
-            part = view[(*within(shard.box, view.shape), ..., *place)]
-            if (strides := row_strides(shard, part)) is not None:
-                return _Output(part, strides, part)
-        out = self.device.empty((shard.groups, *shape), dtype)
-        return _Output(out, self.device.strides(out), part)
+        if total is None or dtype_name(total.dtype) not in (ctx.result_name, dtype):
+            return self.device.empty((shard.groups, *shape), dtype), None
+        view = arrange(ctx.xp, shard.chain, total, len(place))
+        part = view[(*within(shard.box, view.shape), ..., *place)]
+        if name == "transitions":
+            return ctx.xp.reshape(part, (shard.groups, *shape)), part
+        return shard.unsorted(part, shape[1:]), part
 
-    def _write(self, name: str, place: Box, output: _Output) -> None:
-        """Add or copy a temporary, in the chain's order, to the result."""
-        if output.part is None:
-            self.accumulator.add(name, self.shard, place, output.array, is_sorted=False)
-        elif output.part is not output.array:
-            output.part[...] = self.ctx.xp.reshape(output.array, output.part.shape)
+    def _write(self, name: str, place: Box, array: Array, part: Array | None) -> None:
+        """Add memory to the result, in the chain's order, or copy it to its part."""
+        if part is None:
+            self.accumulator.add(name, self.shard, place, array, is_sorted=False)
+        else:
+            self.backend.copy_back(array, part)
 
     def _add_pairs(self, steps: slice, terms: _Terms, scales: Array) -> None:
         """Add pair marginals, of as many matrices at a time as the workspace has room for."""
@@ -187,15 +170,16 @@ class CudaBackwardPass:
             first = 0 if one else steps.start + chunk.start
             place = slice(first, first + count), slice(None), slice(None)
             x, strides = input_matrices(shard, place[0])
-            output = self._output("transitions", place, (1, count, size, size))
+            out, part = self._output("transitions", place, (1, count, size, size))
+            out_group, _, out_matrix, *_ = device.strides(out)
             packed = PAIR_MARGINALS.pack(
                 device.pointer(x),
                 device.pointer(scales) + 16 * chunk.start,
-                device.pointer(output.array),
+                device.pointer(out),
                 *strides,
                 scale_group,
-                output.strides[0],
-                output.strides[2],
+                out_group,
+                out_matrix,
                 is_log,
                 by_logs,
                 chunk.start,
@@ -205,7 +189,7 @@ class CudaBackwardPass:
             arguments = (terms.segment, packed, sums, *messages, self.g, *flags)
             grid = count * groups * -(-size * size // entries)
             self.device.run(kernel, grid, _THREADS, arguments)
-            self._write("transitions", place, output)
+            self._write("transitions", place, out, part)
 
     def _add_boundary(self, name: str, message: Messages) -> None:
         """Add the gradient with respect to initial or final weights, or to their logarithms."""
@@ -214,12 +198,12 @@ class CudaBackwardPass:
         log_sums = self.log_sums
         if name == "initial":
             log_sums = self.backend.log_sums(message, backward=False)
-        output = self._output(name, (slice(None),), (rows, size))
-        has_one_row = output.part is not None and math.prod(output.part.shape[:-1]) == 1
+        out, part = self._output(name, (slice(None),), (rows, size))
+        has_one_row = part is not None and math.prod(part.shape[:-1]) == 1
         is_sum = has_one_row and groups * rows > 1
         inputs = weights, message.values, log_sums, self.log_sums, self.g
-        outputs = output.array, STRIDES.pack(*output.strides), np.int32(is_sum)
+        outputs = out, STRIDES.pack(*self.device.strides(out)), np.int32(is_sum)
         arguments = (*inputs, self.backend.rows(), *outputs)
         grid = -(-size // 32) * (1 if is_sum else -(-groups * rows // 8))
         self.device.run(self.backend.kernel("boundary_gradients"), grid, _THREADS, arguments)
-        self._write(name, (slice(None),), output)
+        self._write(name, (slice(None),), out, part)

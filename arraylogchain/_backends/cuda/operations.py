@@ -1,22 +1,18 @@
 """Whole operations on a shard by kernels: filtered results, entropies, best paths and samples.
 
-They are methods of `CudaBackend`, and return None or False if a kernel cannot be used; of the
-backtrace of a segment, array operations take the place.
+They are methods of `CudaBackend`, and return None or False if a kernel cannot be used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from arraylogchain._backends.array import ArrayBackend
-from arraylogchain._backends.cuda.geometry import row_strides
 from arraylogchain._backends.cuda.structs import STRIDES
 from arraylogchain._backends.interface import Keep, Messages
 from arraylogchain._core.context import Array
-from arraylogchain._cuda.kernels import contiguous
 
 
 def filter_segment(
@@ -26,17 +22,23 @@ def filter_segment(
 
     Return None, and write nothing, if a kernel cannot be used.
     """
-    groups, rows, _ = self.shard.state_shape
-    kernel = self.kernel("filtered", self.ctx.result_name)
-    views = [self.shard.view(x, (steps,)) for x in (probabilities, log_normalizers)]
-    strides: list[Any] = [row_strides(self.shard, x) for x in views]
-    if None in strides or not self.has(kernel):
+    (groups, rows, _), kernel = (
+        self.shard.state_shape,
+        self.kernel("filtered", self.ctx.result_name),
+    )
+    if not self.has(kernel):
         return None
+    views = [self.shard.view(x, (steps,)) for x in (probabilities, log_normalizers)]
+    (p, p_strides), (z, z_strides) = (
+        self.rows_of(x, n) for x, n in zip(views, (2, 1), strict=True)
+    )
     segment, _ = self.advance_with_scales(carry, steps, False, Keep.ALL, restarts_scales=True)
-    outputs = (y for x, z in zip(views, strides, strict=True) for y in (x, STRIDES.pack(*z)))
+    outputs = p, STRIDES.pack(*p_strides), z, STRIDES.pack(*z_strides)
     arguments = (self.rows(steps), self.pack(segment.updated), *outputs)
     num_terms = groups * rows * (steps.stop - steps.start)
     self.ctx.kernels.run(kernel, -(-num_terms // 8), 256, arguments)
+    for x, out in zip((p, z), views, strict=True):
+        self.copy_back(x, out)
     return segment.carry  # type: ignore[no-any-return]
 
 
@@ -67,27 +69,10 @@ def entropies(self: Any, forward_pass: Any) -> Array | None:
     return total
 
 
-def backtrace(self: Any, updated: Messages, after: Array, steps: slice) -> Array:
-    """Return the states of best paths, integers [n, groups, rows]; see `interface.Backend`."""
-    kernel, (groups, rows, _) = self.kernel("chain_trace"), self.shard.state_shape
-    if not self.has(kernel, sums=False):
-        return ArrayBackend.backtrace(self, updated, after, steps)
-    path = self.ctx.kernels.empty((steps.stop - steps.start, groups, rows), "int64")
-    after, strides = self.ctx.xp.asarray(after, copy=True), (rows, 1, groups * rows)
-    after = contiguous(self.ctx, after)
-    for chain, logs, first in _launches_backward(self, [(steps, updated)], is_sorted=True):
-        out = _at(self, path, strides, first - steps.start)
-        arguments = (chain, logs, after, *out, np.int32(0))
-        self.ctx.kernels.run(kernel, -(-groups * rows // 4), 128, arguments)
-    return path
-
-
 def backtrace_paths(self: Any, forward_pass: Any, states: Array, weights: Array) -> bool:
     """Write best paths [*batch, T] and the logs of their weights after a pass."""
     shard, kernels = self.shard, (self.kernel("chain_trace"), self.kernel("best_last_states"))
-    path = shard.view(states)
-    strides = row_strides(shard, path)
-    if strides is None or not self.has(*kernels, sums=False):
+    if not self.has(*kernels, sums=False):
         return False
     groups, rows, _ = shard.state_shape
     final, _held = self.boundary(True)
@@ -95,33 +80,30 @@ def backtrace_paths(self: Any, forward_pass: Any, states: Array, weights: Array)
     arguments: tuple[Any, ...] = (self.rows(), self.pack(forward_pass.carry), final, after, best)
     self.ctx.kernels.run(kernels[1], -(-groups * rows // 4), 128, arguments)
     shard.write(weights, best)
-    for chain, logs, first in _launches_backward(self, _stored(forward_pass)):
+    view = shard.view(states)
+    path, strides = self.rows_of(view, 1)
+    for chain, logs, first in _launches_backward(self, forward_pass):
         arguments = (chain, logs, after, *_at(self, path, strides, first), np.int32(1))
         self.ctx.kernels.run(kernels[0], -(-groups * rows // 4), 128, arguments)
+    self.copy_back(path, view)
     return True
 
 
 def sample_paths(self: Any, forward_pass: Any, paths: Array, uniforms: Array) -> bool:
     """Write samples [*batch, T, samples] after a pass; their numbers may share their memory."""
     shard, kernel, count = self.shard, self.kernel("sample_paths"), int(paths.shape[-1])
-    views = [shard.view(x) for x in (paths, uniforms)]
-    strides: list[Any] = [row_strides(shard, x) for x in views]
-    if None in strides or not self.has(kernel):
+    if not self.has(kernel):
         return False
     (groups, rows, _), (final, _held) = shard.state_shape, self.boundary(True)
+    view = shard.view(paths)
+    (states, strides), (u, u_strides) = self.rows_of(view, 2), self.rows_of(shard.view(uniforms), 2)
     after = self.ctx.kernels.empty((groups, rows, count), "int64")
-    for chain, logs, first in _launches_backward(self, _stored(forward_pass)) if count else ():
-        pairs = zip(views, strides, strict=True)
-        outputs = (y for x, z in pairs for y in _at(self, x, z, first))
+    for chain, logs, first in _launches_backward(self, forward_pass) if count else ():
+        outputs = *_at(self, states, strides, first), *_at(self, u, u_strides, first)
         arguments = (chain, final, logs, after, *outputs, np.int64(count))
         self.ctx.kernels.run(kernel, -(-groups * rows * count // 4), 128, arguments)
+    self.copy_back(states, view)
     return True
-
-
-def _stored(forward_pass: Any) -> Iterator[tuple[slice, Messages]]:
-    """Yield steps and updated messages of the segments, from the last to the first."""
-    for n in reversed(range(len(forward_pass.segments))):
-        yield forward_pass.segments[n], forward_pass.stored_messages(n)
 
 
 def _at(self: Any, x: Array, strides: tuple[int, ...], step: int) -> tuple[np.uint64, bytes]:
@@ -129,16 +111,13 @@ def _at(self: Any, x: Array, strides: tuple[int, ...], step: int) -> tuple[np.ui
     return np.uint64(self.pointer(x) + 8 * step * strides[2]), STRIDES.pack(*strides)
 
 
-def _launches_backward(
-    self: Any, segments: Iterable[tuple[slice, Messages]], is_sorted: bool = False
-) -> Iterator[tuple[bytes, np.uint64, int]]:
+def _launches_backward(self: Any, forward_pass: Any) -> Iterator[tuple[bytes, np.uint64, int]]:
     """Yield for each launch back in time struct Chain, where messages are, and its first step."""
     groups, rows, states = self.shard.state_shape
     size = groups * rows * states * self.ctx.precision.itemsize
-    for steps, updated in segments:
-        held, scales = contiguous(self.ctx, updated.values), (self.scales(steps), steps.start)
+    for n, steps in reversed(list(enumerate(forward_pass.segments))):
+        held, scales = forward_pass.stored_messages(n), (self.scales(steps), steps.start)
         for part in self.parts(steps, True, 1):
             prepared = self.prepared(part, False, scales, False, transposes_logs=True)
-            chain = self.rows(part, is_sorted=is_sorted) + self.chain(prepared)
-            place = self.pointer(held) + (part.start - steps.start) * size
-            yield chain, np.uint64(place), part.start
+            place = self.pointer(held.values) + (part.start - steps.start) * size
+            yield self.rows(part) + self.chain(prepared), np.uint64(place), part.start

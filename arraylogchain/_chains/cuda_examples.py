@@ -44,24 +44,24 @@ def _product_example(ctx: Context, name: str, _: Sequence[str]) -> Example:
     """Return operands of tiles whose edges stand out; maxima do not meet."""
     b = np.roll(_entries(ctx, 1, 15.0, 66, 37), 1, axis=1).T
     arrays = {"a": _entries(ctx, 0, 15.0, 140, 37), "b": np.ascontiguousarray(b)}
-    return Example(partial(_of_product, _PRODUCTS[name]), arrays, 37)
+    return partial(_of_product, _PRODUCTS[name]), arrays
 
 
 def _of_product(function: Callable[..., Any], ctx: Context, a: Array, b: Array) -> Any:
     return function(ctx, fold(shape_of(a), shape_of(b)), a, b, _WORKSPACE)
 
 
-def _large_product(ctx: Context, *arguments: Any) -> Array:
+def _large_product(ctx: Context, layout: Fold, a: Array, b: Array, workspace: int) -> Array:
     """Return the log product as if it were large."""
     if ctx.kernels is None:
-        return certified.logmatmulexp(ctx, *arguments)
+        return certified.logmatmulexp(ctx, layout, a, b, workspace)
     from arraylogchain._products import cuda
 
-    return cuda.by_blas(ctx, *arguments[:-1])
+    return cuda.log_product(ctx, layout, a, b, by_blas=True)
 
 
 def _product_gradients(ctx: Context, layout: Fold, a: Array, b: Array, workspace: int) -> Any:
-    """Return both gradients of a log product; kernels add those of two panels of rows."""
+    """Return both gradients of a log product; kernels compute those of two panels of rows."""
     out = certified.logmatmulexp(ctx, layout, a, b, workspace)
     g = ctx.to_result(ctx.xp.where(a[:, :1] > b[:1, :], 0.5, -0.25))
     budget = 26_000 * ctx.precision.itemsize
@@ -89,7 +89,7 @@ def _chain_example(ctx: Context, name: str, steps: Sequence[str]) -> Example:
         arrays["lengths"] = np.where(index == 1, 3, _STEPS)[None]
     if name in ("chain_steps", "prepare_matrices") and sums == "false":
         name = "chain_steps of maxima"
-    return Example(partial(_of_chain, _CHAINS[name]), arrays, states * _STEPS)
+    return partial(_of_chain, _CHAINS[name]), arrays
 
 
 def _of_chain(

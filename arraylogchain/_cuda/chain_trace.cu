@@ -51,10 +51,10 @@ best_last_states(Rows n, Messages<T> last, Weights<T> final, long long* states, 
 // transposed, [..., to, from]; matrix t leads from step t to the next. after [groups, rows]: the
 // states of the step after these or, of rows that end here, of their last step, -1 for none, -2 for
 // a row of NaN weight; then their first step's states. path: their states, 0 where there is none, -1
-// in a row of NaN weight; steps past a row's end are -1 if marks_ends, else they have its last state.
+// in a row of NaN weight; steps past a row's end are -1.
 template <class T>
 __global__ void __launch_bounds__(128)
-chain_trace(Chain<T> chain, const T* updated, long long* after, long long* path, Strides strides, int marks_ends) {
+chain_trace(Chain<T> chain, const T* updated, long long* after, long long* path, Strides strides) {
     const int K = chain.states, lane = threadIdx.x % 32;
     const int rows = chain.groups * chain.rows;
     const int row = blockIdx.x * 4 + threadIdx.x / 32;
@@ -75,7 +75,7 @@ chain_trace(Chain<T> chain, const T* updated, long long* after, long long* path,
             }
             state = best_of_warp(best).from;
         }
-        const bool is_none = state == -2 || (marks_ends && chain.time + t >= length);
+        const bool is_none = state == -2 || chain.time + t >= length;
         if (lane == 0) path[t * strides.step] = is_none ? -1 : max(state, 0LL);
     }
     if (lane == 0) after[row] = state;

@@ -55,15 +55,13 @@ class Tables:
         self, is_capturing: Callable[[], bool], synchronize: Callable[[], Any] = lambda: None
     ) -> None:
         self._is_capturing, self._synchronize = is_capturing, synchronize
-        self._latest: dict[tuple[Any, ...], Array] = {}
-        self._captured: dict[tuple[Any, ...], Array] = {}
+        self._tables: dict[tuple[Any, ...], Array] = {}  # in order of use
+        self._captured: set[tuple[Any, ...]] = set()
 
     def read(self, library: str, x: np.ndarray, copy: Callable[[np.ndarray], Array]) -> Array:
         """Return the copy of an array in a library's memory, made by `copy` if there is none."""
         key = library, x.shape, x.dtype.str, x.tobytes()
-        if key in self._captured:
-            return self._captured[key]
-        table, is_capturing = self._latest.pop(key, None), self._is_capturing()
+        table, is_capturing = self._tables.pop(key, None), self._is_capturing()
         if table is None:
             if is_capturing:
                 raise RuntimeError(
@@ -72,11 +70,11 @@ class Tables:
                 )
             table = copy(x)
             self._synchronize()
-        self._latest[key] = table  # last in order of use
+        self._tables[key] = table
         if is_capturing:
-            self._captured[key] = table
-        if len(self._latest) > 64:
-            self._latest.pop(next(iter(self._latest)), None)
+            self._captured.add(key)
+        if len(self._tables) > 64 + len(self._captured):
+            del self._tables[next(x for x in self._tables if x not in self._captured)]
         return table
 
 
@@ -123,20 +121,21 @@ def _open(library: str, index: int) -> Device | Unavailable:
     # It makes a folder for its cache, which may not be allowed, ...
     except Exception as error:
         return Unavailable(f"CuPy, which compiles the kernels, cannot be imported: {error}")
-    if (problem := _version_problem(cupy, library)) is not None:
-        return problem
+    numbers = re.match(r"(\d+)\.(\d+)", cupy.__version__)
+    if numbers is not None and (int(numbers[1]), int(numbers[2])) < OLDEST_CUPY:
+        return Unavailable(f"CuPy 14.2 or newer is needed, and this is {cupy.__version__}")
+    if cupy.cuda.runtime.is_hip or (library == "torch" and sys.modules["torch"].version.hip):
+        return Unavailable("the kernels are for CUDA, and this is a ROCm device")
     try:
-        with cupy.cuda.Device(index) as device:
-            architecture = int(device.compute_capability)
-            is_capturing = _is_capturing(cupy, library)
+        device = (Device if library == "cupy" else TorchDevice)(cupy, index)
     except RuntimeError as error:
         return _NotNow(f"CuPy cannot use CUDA device {index}: {_first_line(error)}")
-    if architecture < OLDEST_ARCHITECTURE:
+    if device.architecture < OLDEST_ARCHITECTURE:
         return Unavailable(
-            f"CUDA device {index} has compute capability {architecture / 10}, "
+            f"CUDA device {index} has compute capability {device.architecture / 10}, "
             f"and the kernels need {OLDEST_ARCHITECTURE / 10} or newer"
         )
-    if is_capturing:
+    if device.is_capturing():
         raise RuntimeError(
             "a CUDA graph is being captured, and no kernel has been loaded; make the same call "
             "once before the capture"
@@ -151,28 +150,7 @@ def _open(library: str, index: int) -> Device | Unavailable:
             f"CUDA's compiler NVRTC, or its headers, are missing or do not work; "
             f"pip install '{package}' brings them: {_first_line(error)}"
         )
-    return (CupyDevice if library == "cupy" else TorchDevice)(cupy, index)
-
-
-def _version_problem(cupy: Any, library: str) -> Unavailable | None:
-    """Return why the installed versions cannot run kernels, or None if they can."""
-    numbers = re.match(r"(\d+)\.(\d+)", cupy.__version__)
-    if numbers is not None and (int(numbers[1]), int(numbers[2])) < OLDEST_CUPY:
-        return Unavailable(f"CuPy 14.2 or newer is needed, and this is {cupy.__version__}")
-    if cupy.cuda.runtime.is_hip or (library == "torch" and sys.modules["torch"].version.hip):
-        return Unavailable("the kernels are for CUDA, and this is a ROCm device")
-    return None
-
-
-def _is_capturing(cupy: Any, library: str) -> bool:
-    """Return whether a library's current stream, on the current device, is capturing a graph."""
-    try:
-        if library == "torch":
-            return bool(sys.modules["torch"].cuda.is_current_stream_capturing())
-        return bool(cupy.cuda.get_current_stream().is_capturing())
-    except RuntimeError:
-        # Another thread captures, in a mode in which no thread may load a kernel.
-        return True
+    return device
 
 
 def _first_line(error: BaseException) -> str:
@@ -180,39 +158,22 @@ def _first_line(error: BaseException) -> str:
 
 
 class Device:
-    """A place where kernels run, on arrays of one library; CuPy compiles and starts them.
+    """A place where kernels run: on arrays of CuPy, in its memory pool and on its current stream.
+
+    CuPy compiles and starts kernels for arrays of torch, too.
 
     Attributes
     ----------
-    library : {'cupy', 'torch'}
     multiprocessors : int
     shared_memory : int
         Most bytes that a block may have.
     architecture : int
         The compute capability, 90 for 9.0.
-    identity : str
-        Its model, and the versions of the driver, NVRTC and CuPy.
     usable : dict of Kernel to bool
         Whether kernels that have been loaded and checked can be used.
     tables : Tables
         Integers of the host that have been copied to the device.
-    empty : callable
-        Returns new memory from the library's pool, for use on its current stream, given a shape
-        and the name of a dtype.
-    pointer : callable
-        Returns the address of the first entry of an array.
-    strides : callable
-        Returns the strides of an array in elements.
-    multiply : callable
-        Queues a matrix multiply, of float32 in float32: no switch makes it TF32.
     """
-
-    library: str
-    empty: Callable[[tuple[int, ...], str], Array]
-    pointer: Callable[[Array], int]
-    strides: Callable[[Array], tuple[int, ...]]
-    multiply: Callable[[Array, Array], Array]
-    _stream: Callable[[], int]  # the library's current one on the device
 
     def __init__(self, cupy: Any, index: int) -> None:
         self._cupy = cupy
@@ -222,13 +183,17 @@ class Device:
         self.multiprocessors = int(attributes["MultiProcessorCount"])
         self.shared_memory = int(attributes["MaxSharedMemoryPerBlockOptin"])
         self.architecture = int(self._current.compute_capability)
-        name = cupy.cuda.runtime.getDeviceProperties(index)["name"].decode()
-        driver, nvrtc = cupy.cuda.runtime.driverGetVersion(), cupy.cuda.nvrtc.getVersion()
-        self.identity = (
-            f"{name}, driver {driver}, NVRTC {'.'.join(map(str, nvrtc))}, CuPy {cupy.__version__}"
-        )
         self.usable: dict[Kernel, bool] = {}
         self.tables = Tables(self.is_capturing, self._current.synchronize)
+
+    @property
+    def identity(self) -> str:
+        """The model of the device, and versions of the driver, NVRTC and CuPy."""
+        cuda = self._cupy.cuda
+        name = cuda.runtime.getDeviceProperties(self._index)["name"].decode()
+        nvrtc = ".".join(map(str, cuda.nvrtc.getVersion()))
+        driver, cupy = cuda.runtime.driverGetVersion(), self._cupy.__version__
+        return f"{name}, driver {driver}, NVRTC {nvrtc}, CuPy {cupy}"
 
     def _here(self) -> AbstractContextManager[Any]:
         """Make the device current."""
@@ -283,72 +248,80 @@ class Device:
 
     def is_capturing(self) -> bool:
         """Return whether the library's current stream is capturing a graph."""
-        with self._here():
-            return _is_capturing(self._cupy, self.library)
+        try:
+            with self._here():
+                return self._captures()
+        except RuntimeError:
+            # Another thread captures, in a mode in which no thread may load a kernel.
+            return True
 
-    def _gemm(self, a: Array, b: Array, out: Array) -> bool:
-        """Write a product to contiguous `out` by cuBLAS on CuPy's current stream.
+    def _gemm(self, a: Array, b: Array) -> Array | None:
+        """Return a product by cuBLAS on CuPy's current stream.
 
-        False where cuBLAS does not read arrays as they are. CuPy's own `matmul` copies transposed
+        None where cuBLAS does not read arrays as they are. CuPy's own `matmul` copies transposed
         batches, and may use TF32.
         """
-        (rows, terms), columns = map(int, a.shape[-2:]), int(b.shape[-1])
-        (op_a, lda, step_a), (op_b, ldb, step_b) = (
-            _blas_layout(tuple(map(int, x.shape)), self.strides(x)) or (-1, 0, 0) for x in (a, b)
+        shapes = [tuple(map(int, x.shape)) for x in (a, b)]
+        (rows, terms), columns = shapes[0][-2:], shapes[1][-1]
+        batch = np.broadcast_shapes(*(shape[:-2] for shape in shapes))
+        left, right = (
+            _blas_layout(*x) for x in zip(shapes, map(self.strides, (a, b)), strict=True)
         )
-        batch = int(out.shape[0]) if out.ndim == 3 else 1
-        largest = max(rows, columns, terms, lda, ldb, batch)
-        if -1 in (op_a, op_b) or out.ndim > 3 or largest >= 2**31 or 0 in (rows, columns, terms):
-            return False
+        if left is None or right is None or len(batch) > 1 or 0 in (rows, columns, terms):
+            return None
+        (op_a, lda, step_a), (op_b, ldb, step_b) = left, right
+        if max(rows, columns, terms, lda, ldb, *batch) >= 2**31:
+            return None
         cublas = importlib.import_module("cupy_backends.cuda.libs.cublas")
-        letter = "d" if a.dtype == np.float64 else "s"
+        letter, dtype = ("d", "float64") if a.dtype == np.float64 else ("s", "float32")
+        out = self.empty((*batch, rows, columns), dtype)
         one = ctypes.addressof(_SCALARS[letter])
         zero = one + ctypes.sizeof(_SCALARS[letter]) // 2
         # cuBLAS has columns first: it computes out' = b' a'.
         sizes = self._cupy.cuda.device.get_cublas_handle(), op_b, op_a, columns, rows, terms, one
         pointers = [self.pointer(x) for x in (b, a, out)]
-        if batch == 1:
+        if batch in ((), (1,)):
             inputs = pointers[0], ldb, pointers[1], lda
             getattr(cublas, f"{letter}gemm")(*sizes, *inputs, zero, pointers[2], columns)
         else:
             batches = pointers[0], ldb, step_b, pointers[1], lda, step_a
-            result = pointers[2], columns, rows * columns, batch
+            result = pointers[2], columns, rows * columns, *batch
             getattr(cublas, f"{letter}gemmStridedBatched")(*sizes, *batches, zero, *result)
-        return True
-
-
-class CupyDevice(Device):
-    """CuPy's memory pool, and the stream that is CuPy's current one on the device."""
-
-    library = "cupy"
+        return out
 
     def _stream(self) -> int:
+        """Return the library's current stream on the device."""
         return int(self._cupy.cuda.get_current_stream().ptr)
 
+    def _captures(self) -> bool:
+        """Return whether the library's current stream, on the current device, captures a graph."""
+        return bool(self._cupy.cuda.get_current_stream().is_capturing())
+
     def empty(self, shape: tuple[int, ...], dtype: str) -> Array:
+        """Return new memory from the library's pool, for use on its current stream."""
         with self._current:
             return self._cupy.empty(shape, np.dtype(dtype))
 
     def pointer(self, x: Array) -> int:
+        """Return the address of the first entry of an array."""
         return int(x.data.ptr)
 
     def strides(self, x: Array) -> tuple[int, ...]:
+        """Return the strides of an array in elements."""
         return tuple(step // x.dtype.itemsize for step in x.strides)
 
     def multiply(self, a: Array, b: Array) -> Array:
+        """Queue a matrix multiply, of float32 in float32: no switch makes it TF32."""
         with self._current:
-            out = self.empty(_shape(a, b), str(a.dtype))
-            if self._gemm(a, b, out):
+            if (out := self._gemm(a, b)) is not None:
                 return out
             if a.dtype == np.float32 and os.environ.get("CUPY_TF32") == "1":
                 return multiply_in_float64(array_namespace(a), a, b)
-            return self._cupy.matmul(a, b, out=out)
+            return self._cupy.matmul(a, b)
 
 
 class TorchDevice(Device):
-    """torch's caching allocator, and the stream that is torch's current one on the device."""
-
-    library = "torch"
+    """A place for arrays of torch: its caching allocator, and its current stream on the device."""
 
     def __init__(self, cupy: Any, index: int) -> None:
         super().__init__(cupy, index)
@@ -369,13 +342,13 @@ class TorchDevice(Device):
         if a.dtype != torch.float32 or not torch_allows_tf32():
             return torch.matmul(a, b)
         if not self.is_capturing():  # CuPy does not call cuBLAS then
-            out, cuda = self.empty(_shape(a, b), "float32"), self._cupy.cuda
+            cuda = self._cupy.cuda
             with self._here():
                 # As a context, a stream would leave another one behind than `use` made current.
                 before = cuda.get_current_stream()
                 cuda.Stream.from_external(_Stream(self._stream())).use()
                 try:
-                    if self._gemm(a, b, out):
+                    if (out := self._gemm(a, b)) is not None:
                         return out
                 finally:
                     before.use()
@@ -387,11 +360,8 @@ class TorchDevice(Device):
     def _stream(self) -> int:
         return int(self._torch.cuda.current_stream(self._index).cuda_stream)
 
-
-def _shape(a: Array, b: Array) -> tuple[int, ...]:
-    """Return the shape of a matrix product."""
-    batch = np.broadcast_shapes(tuple(a.shape[:-2]), tuple(b.shape[:-2]))
-    return (*batch, int(a.shape[-2]), int(b.shape[-1]))
+    def _captures(self) -> bool:
+        return bool(self._torch.cuda.is_current_stream_capturing())
 
 
 def _blas_layout(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, int, int] | None:

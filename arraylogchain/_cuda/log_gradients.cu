@@ -44,16 +44,15 @@ template <class In> struct Entries {
     const In *out, *g;
     const Compute<In>* remainders;
     const unsigned char *has_uncertified, *has_nan;  // has_nan: one flag, or null: true
-    int adds, propagates_nan;  // whether gradients are added to, and whether NaN in operands show
+    int propagates_nan;  // whether NaN in operands show
 };
 
-// One operand: its entries, maxima and factors; W times the other operand's factors, [batch, lines,
-// terms] of these strides; and its gradient, laid out as these, which may be the same memory.
+// One operand: its entries, maxima and factors, and the memory of its gradient, [batch, lines, terms]
+// of these strides. It holds W times the other operand's factors first.
 template <class In> struct Side {
     Operand<In> entries;
     Operand<Compute<In>> factors;
     const In* maxima;
-    const Compute<In>* products;
     Compute<In>* gradient;
     long long line_stride, term_stride;
 };
@@ -101,8 +100,7 @@ __device__ void finish_side(const Side<In>& side, const Side<In>& other, const E
         const long long at = batch * lines * terms + line * side.line_stride + term * side.term_stride;
         const T factor = *(side.factors.line(batch, line) + term * side.factors.term_stride);
         const bool is_nan_line = has_nan || is_nan(load(side.maxima + batch * lines + line));
-        const T result = propagates_nan && is_nan_line ? nan_value<T>() : side.products[at] * factor + sums[i];
-        side.gradient[at] = product.adds && !is_left ? side.gradient[at] + result : result;
+        side.gradient[at] = propagates_nan && is_nan_line ? nan_value<T>() : side.gradient[at] * factor + sums[i];
     }
 }
 

@@ -19,7 +19,7 @@ from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from array_api_compat import array_namespace
@@ -40,24 +40,10 @@ _lock = threading.Lock()
 _is_checking = ContextVar("_is_checking", default=False)
 
 
-class Example(NamedTuple):
-    """An operation that uses a kernel, and arrays for it.
-
-    Attributes
-    ----------
-    operation : callable
-        Returns an array or a tuple of arrays, given a context and the arrays by name.
-    arrays : dict of str to numpy.ndarray
-        Floating-point arrays are converted for each context.
-    terms : int
-        Terms of all sums from which an entry is computed.
-    """
-
-    operation: Callable[..., Any]
-    arrays: dict[str, np.ndarray]
-    terms: int
-
-
+# An operation that uses a kernel, and arrays for it by name. It returns an array or a tuple of
+# arrays, given a context and the arrays; an entry is computed from at most 200 terms.
+Example = tuple[Callable[..., Any], dict[str, np.ndarray]]
+_TERMS = 200
 # By names of kernels: functions of a context, the name, and template arguments of `chain_steps`
 # (others have no meaning).
 EXAMPLES: dict[str, Callable[[Context, str, Sequence[str]], Example]] = {}
@@ -120,17 +106,17 @@ def largest_error(ctx: Context, kernel: Kernel, steps: Kernel | None = None) -> 
     precision = DOUBLE if dtype == "float64" else SINGLE
     ctx = replace(ctx, result_name=dtype, precision=precision)
     name = kernel.name.partition("<")[0]
-    example = EXAMPLES[name](ctx, name, (steps or kernel).arguments[1:])
-    reach = 3 * math.log(precision.eps / precision.tiny) + 4 * example.terms
+    operation, arrays = EXAMPLES[name](ctx, name, (steps or kernel).arguments[1:])
+    reach = 3 * math.log(precision.eps / precision.tiny) + 4 * _TERMS
     token = _is_checking.set(True)
     try:
         with ctx.computing(), np.errstate(all="ignore"):
-            inputs, exact_inputs = dict(example.arrays), dict(example.arrays)
-            for name, x in example.arrays.items():
+            inputs, exact_inputs = dict(arrays), dict(arrays)
+            for name, x in arrays.items():
                 if x.dtype.kind == "f":
                     inputs[name] = ctx.to_result(ctx.xp.asarray(x, device=ctx.device))
                     exact_inputs[name] = _as_float64(inputs[name])
-            results = example.operation(ctx, **inputs), example.operation(_NUMPY, **exact_inputs)
+            results = operation(ctx, **inputs), operation(_NUMPY, **exact_inputs)
             pairs = zip(*results, strict=True) if isinstance(results[0], tuple) else [results]
             return max(_ratio(ctx, *pair, reach) for pair in pairs)
     finally:

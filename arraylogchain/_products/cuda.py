@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from arraylogchain._core.axes import Fold, chunks
 from arraylogchain._core.context import Array, Context, shape_of
-from arraylogchain._cuda.kernels import (
-    MAX_GRID,
-    Kernel,
-    Struct,
-    contiguous,
-    kernel_named,
-    threshold,
-)
+from arraylogchain._cuda.kernels import MAX_GRID, Struct, contiguous, kernel_named, threshold
 from arraylogchain._cuda.self_check import is_usable
 from arraylogchain._products.operand import PullbackInputs
 
@@ -23,10 +16,10 @@ from arraylogchain._products.operand import PullbackInputs
 TILE, THREADS = 64, 256
 _OPERAND = Struct((np.int64, "data batch_stride line_stride term_stride"))
 _ENTRIES = Struct(
-    (np.int64, "out g remainders has_uncertified has_nan"), (np.int32, "adds propagates_nan")
+    (np.int64, "out g remainders has_uncertified has_nan"), (np.int32, "propagates_nan")
 )
 # Struct Side after its two operands.
-_SIDE = Struct((np.int64, "maxima products gradient line_stride term_stride"))
+_SIDE = Struct((np.int64, "maxima gradient line_stride term_stride"))
 _SIZES = Struct((np.int32, "rows columns terms"))
 # prepare_factors.cuh: contiguous lines of a block.
 _LINES = 8
@@ -38,16 +31,16 @@ _BLAS_FROM = 2**28
 def logmatmulexp(ctx: Context, layout: Fold, a: Array, b: Array, budget: int) -> Array | None:
     """Return log(exp(a) @ exp(b)), or None where array operations are to compute it."""
     batch, rows, columns, terms = layout.sizes
-    if _are_supported(ctx, layout, budget) and _is_usable(ctx, "prepare_factors"):
+    if _are_supported(ctx, layout, budget) and _are_usable(ctx, "prepare_factors"):
         size, is_converted = ctx.precision.itemsize, ctx.result_name != ctx.precision.name
         maxima = batch * (rows + columns) * size
         held = maxima + batch * (rows + columns) * terms * size * (1 + layout.copies)
         held += batch * rows * columns * size * is_converted
         is_large = batch * rows * columns * terms >= _BLAS_FROM and min(rows, columns) >= TILE
-        if is_large and held <= budget and _is_usable(ctx, "log_epilogue"):
-            return by_blas(ctx, layout, a, b)
-        if maxima <= budget // 2 and _is_usable(ctx, "logmatmulexp"):
-            return by_tiles(ctx, layout, a, b)
+        if is_large and held <= budget and _are_usable(ctx, "log_epilogue"):
+            return log_product(ctx, layout, a, b, by_blas=True)
+        if maxima <= budget // 2 and _are_usable(ctx, "logmatmulexp"):
+            return log_product(ctx, layout, a, b, by_blas=False)
     return None
 
 
@@ -55,34 +48,32 @@ def maxplus_matmul(
     ctx: Context, layout: Fold, a: Array, b: Array, budget: int
 ) -> tuple[Array, Array] | None:
     """Return the largest a[i, k] + b[k, j], and the first k that has it; or None, likewise."""
-    if _are_supported(ctx, layout, budget) and _is_usable(ctx, "maxplus_matmul"):
-        return maxplus(ctx, layout, a, b)
-    return None
-
-
-def by_tiles(ctx: Context, layout: Fold, a: Array, b: Array) -> Array:
-    """Return log(exp(a) @ exp(b)) by a kernel that computes exponentials in every tile."""
+    if not _are_supported(ctx, layout, budget) or not _are_usable(ctx, "maxplus_matmul"):
+        return None
     operands = _OperandPair(ctx, layout, a, b)
-    maxima, _ = operands.prepare(has_factors=False)
-    out = operands.empty(ctx.result_name)
-    arguments = (*operands.packed, *maxima, out, operands.sizes, operands.threshold)
-    operands.launch("logmatmulexp", operands.tiles, arguments)
-    return operands.restored(out)
+    values, indices = operands.empty(ctx.result_name), operands.empty("int64")
+    arguments = (*operands.packed, values, indices, operands.sizes)
+    operands.launch("maxplus_matmul", operands.tiles, arguments)
+    return operands.restored(values), operands.restored(indices)
 
 
-def by_blas(ctx: Context, layout: Fold, a: Array, b: Array) -> Array:
-    """Return log(exp(a) @ exp(b)) by cuBLAS and a kernel that takes the logarithms.
+def log_product(ctx: Context, layout: Fold, a: Array, b: Array, by_blas: bool) -> Array:
+    """Return log(exp(a) @ exp(b)) by a kernel that computes exponentials in every tile.
 
-    The kernel also recomputes the entries whose sums are not certified.
+    Or by cuBLAS, and a kernel that takes the logarithms of its sums. Both kernels recompute the
+    entries whose sums are not certified.
     """
     operands = _OperandPair(ctx, layout, a, b)
-    maxima, factors = operands.prepare(has_factors=True)
-    sums = ctx.kernels.multiply(*factors)
+    maxima, factors = operands.prepare(has_factors=by_blas)
+    sums = ctx.kernels.multiply(*factors) if by_blas else None
     # Logarithms overwrite the sums if the result has the same dtype.
-    is_same = ctx.result_name == ctx.precision.name
+    is_same = by_blas and ctx.result_name == ctx.precision.name
     out = sums if is_same else operands.empty(ctx.result_name)
-    arguments = (*operands.packed, *maxima, out, operands.sizes, operands.threshold, sums)
-    operands.launch("log_epilogue", operands.tiles, arguments)
+    arguments = (*operands.packed, *maxima, out, operands.sizes, operands.threshold)
+    if by_blas:
+        operands.launch("log_epilogue", operands.tiles, (*arguments, sums))
+    else:
+        operands.launch("logmatmulexp", operands.tiles, arguments)
     return operands.restored(out)
 
 
@@ -100,7 +91,7 @@ def gradients(
     """
     batch, rows, columns, terms = layout.sizes
     names = "prepare_factors", "gradient_weights", "finish_gradients"
-    if not _are_supported(ctx, layout, budget) or not all(_is_usable(ctx, x) for x in names):
+    if not _are_supported(ctx, layout, budget) or not _are_usable(ctx, *names):
         return None
     # Factors, maxima, weights, remainders and flags; copies; gradients that are converted.
     is_converted = ctx.result_name != ctx.precision.name
@@ -109,30 +100,36 @@ def gradients(
     row, item = batch * (2 * columns + terms + 1), ctx.precision.itemsize
     room = budget // item - held - batch * rows * columns // TILE**2
     panel = room // row
-    if panel < rows:  # each panel's gradients are added to those of the panels before it
+    if panel < rows:  # gradients are added to those of the panels before
         panel = (room - batch * columns * terms) // (row + batch * terms)
     if panel < min(rows, TILE):
         return None
-    return _Gradients(ctx, layout, arrays, requested, propagates_nan).compute(panel)
+    a, b, out, g = arrays
+    a_sums, b_sums = None, None
+    if panel < rows and requested[0]:
+        a_sums = ctx.kernels.empty((batch, rows, terms), ctx.precision.name)
+    for part in chunks(rows, panel):
+        operands = _OperandPair(ctx, layout, a, b, part)
+        product = [contiguous(ctx, operands.view(x, 2)[:, part, :]) for x in (out, g)]
+        left, right = _gradients_of_rows(operands, product, requested, propagates_nan)
+        if a_sums is not None:
+            a_sums[:, part, :] = left
+        if b_sums is None:
+            b_sums = right
+        else:
+            b_sums += right
+
+    def result(sums: Array, like: Array, side: int) -> Array | None:
+        if sums is None:
+            return None
+        x = ctx.xp.reshape(layout.restored(ctx.xp, sums, side), shape_of(like))
+        return ctx.cast(x, like.dtype)
+
+    return result(left if a_sums is None else a_sums, a, 0), result(b_sums, b, 1)
 
 
-def maxplus(ctx: Context, layout: Fold, a: Array, b: Array) -> tuple[Array, Array]:
-    """Return the max-plus product by one kernel."""
-    operands = _OperandPair(ctx, layout, a, b)
-    values, indices = operands.empty(ctx.result_name), operands.empty("int64")
-    operands.launch(
-        "maxplus_matmul", operands.tiles, (*operands.packed, values, indices, operands.sizes)
-    )
-    return operands.restored(values), operands.restored(indices)
-
-
-def kernel_of(name: str, ctx: Context) -> Kernel:
-    """Return a kernel of products for the dtype of the result."""
-    return kernel_named(name, ctx.result_name)
-
-
-def _is_usable(ctx: Context, name: str) -> bool:
-    return is_usable(ctx, kernel_of(name, ctx))
+def _are_usable(ctx: Context, *names: str) -> bool:
+    return all(is_usable(ctx, kernel_named(name, ctx.result_name)) for name in names)
 
 
 def _are_supported(ctx: Context, layout: Fold, budget: int) -> bool:
@@ -208,7 +205,7 @@ class _OperandPair:
         return self.ctx.kernels.empty(self.shape[:3], dtype)
 
     def launch(self, name: str, grid: int, arguments: tuple[Any, ...]) -> None:
-        self.ctx.kernels.run(kernel_of(name, self.ctx), grid, THREADS, arguments)
+        self.ctx.kernels.run(kernel_named(name, self.ctx.result_name), grid, THREADS, arguments)
 
     def restored(self, out: Array) -> Array:
         """Return the product in its own shape: a view."""
@@ -216,72 +213,41 @@ class _OperandPair:
         return xp.reshape(layout.restored(xp, out, 2), layout.out_shape)
 
 
-class _Gradients(NamedTuple):
-    """The pullback of a log product: six launches, and nothing waits for the device."""
+def _gradients_of_rows(
+    operands: _OperandPair,
+    product: list[Array],
+    requested: tuple[bool, bool],
+    propagates_nan: Array | bool,
+) -> list[Array]:
+    """Return the requested gradients from some rows of the product and its cotangent.
 
-    ctx: Context
-    layout: Fold
-    arrays: PullbackInputs
-    requested: tuple[bool, bool]
-    propagates_nan: Array | bool
-
-    def compute(self, panel: int) -> tuple[Array | None, Array | None]:
-        """Return both gradients, computed for some rows at a time."""
-        ctx, (a, b, _, _) = self.ctx, self.arrays
-        batch, rows, _, terms = self.layout.sizes
-        panels = list(chunks(rows, panel))
-        sums: list[Array] = [None, None]
-        if len(panels) > 1:
-            sums[0] = ctx.kernels.empty((batch, rows, terms), ctx.precision.name)
-        for part in panels:
-            left, sums[1] = self._add(part, sums[1])
-            if sums[0] is None:
-                sums[0] = left
-            elif left is not None:
-                sums[0][:, part, :] = left
-
-        def result(side: int, like: Array) -> Array:
-            x = self.layout.restored(ctx.xp, sums[side], side)
-            return ctx.cast(ctx.xp.reshape(x, shape_of(like)), like.dtype)
-
-        left, right = (result(n, (a, b)[n]) if self.requested[n] else None for n in (0, 1))
-        return left, right
-
-    def _add(self, part: slice, total: Array | None) -> tuple[Array | None, Array | None]:
-        """Return a's gradient of some rows, and b's with that of other rows, `total`."""
-        ctx, device, (a, b, out, g) = self.ctx, self.ctx.kernels, self.arrays
-        operands = _OperandPair(ctx, self.layout, a, b, part)
-        (batch, rows, columns, terms), tiles = operands.shape, operands.tiles
-        out, g = (contiguous(ctx, operands.view(x, 2)[:, part, :]) for x in (out, g))
-        maxima, factors = operands.prepare(has_factors=True, is_finite_only=True)
-        left, right = factors
-        weights = device.multiply(left, right)
-        remainders = operands.empty(ctx.precision.name)
-        flags = device.empty((tiles,), "uint8")
-        arrays = out, g, weights, remainders, flags
-        arguments = (*operands.packed, *arrays, operands.sizes, operands.threshold)
-        operands.launch("gradient_weights", tiles, arguments)
-        products = [
-            device.multiply(weights, right.mT) if self.requested[0] else None,
-            device.multiply(left.mT, weights) if self.requested[1] else None,
-        ]
-        gradients = [products[0], products[1] if total is None else total]
-
-        def pointer(x: Array) -> int:
-            return device.pointer(x) if hasattr(x, "shape") else 0
-
-        tables = map(pointer, (out, g, remainders, flags, self.propagates_nan))
-        entries = _ENTRIES.pack(*tables, total is not None, self.propagates_nan is not False)
-        sides = []
-        for side, strides in enumerate(((terms, 1), (1, columns))):
-            pair = operands.packed[side] + operands.operand(factors[side], side + 1)
-            tables = map(pointer, (maxima[side], products[side], gradients[side]))
-            sides.append(pair + _SIDE.pack(*tables, *strides))
-        across = -(-terms // 32)
-        blocks = [
-            batch * across * -(-lines // 32) * is_requested
-            for lines, is_requested in zip((rows, columns), self.requested, strict=True)
-        ]
-        structs = (*sides, entries, operands.sizes, np.int64(blocks[0]))
-        operands.launch("finish_gradients", sum(blocks), structs)
-        return gradients[0], gradients[1]
+    These are six launches, and nothing waits for the device.
+    """
+    device, precision = operands.ctx.kernels, operands.ctx.precision.name
+    (batch, rows, columns, terms), tiles = operands.shape, operands.tiles
+    maxima, (left, right) = operands.prepare(has_factors=True, is_finite_only=True)
+    weights = device.multiply(left, right)
+    remainders, flags = operands.empty(precision), device.empty((tiles,), "uint8")
+    arrays = *product, weights, remainders, flags
+    arguments = (*operands.packed, *arrays, operands.sizes, operands.threshold)
+    operands.launch("gradient_weights", tiles, arguments)
+    # The kernel multiplies them by factors, in place.
+    products = [
+        device.multiply(weights, right.mT) if requested[0] else None,
+        device.multiply(left.mT, weights) if requested[1] else None,
+    ]
+    pointers = [device.pointer(x) for x in (*product, remainders, flags)]
+    is_array = not isinstance(propagates_nan, bool)
+    pointers.append(device.pointer(propagates_nan) if is_array else 0)
+    entries = _ENTRIES.pack(*pointers, propagates_nan is not False)
+    sides, blocks = [], []
+    for side, (factor, lines, strides) in enumerate(
+        ((left, rows, (terms, 1)), (right, columns, (1, columns)))
+    ):
+        pointers = [0 if x is None else device.pointer(x) for x in (maxima[side], products[side])]
+        operand = operands.packed[side] + operands.operand(factor, side + 1)
+        sides.append(operand + _SIDE.pack(*pointers, *strides))
+        blocks.append(batch * -(-terms // 32) * -(-lines // 32) * requested[side])
+    structs = (*sides, entries, operands.sizes, np.int64(blocks[0]))
+    operands.launch("finish_gradients", sum(blocks), structs)
+    return products

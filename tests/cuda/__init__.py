@@ -11,7 +11,7 @@ A test of a kernel takes `device` from conftest.py and calls the package's launc
     @pytest.mark.sanitized  # runs once more under AddressSanitizer
     def test_product(device):
         ctx = context(device, "float32")
-        out = cuda.by_tiles(ctx, fold(a.shape, b.shape), a, b)
+        out = cuda.log_product(ctx, fold(a.shape, b.shape), a, b, by_blas=False)
 
 `device` is parametrized by several orders of the threads; a test that needs only one makes
 ``CpuDevice(seed=...)`` itself. bfloat16 is that of ml_dtypes.

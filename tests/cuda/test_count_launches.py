@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from arraylogchain._cuda.device import CupyDevice
+from arraylogchain._cuda.device import Device
 from tests.cuda import count_launches
 from tests.cuda.counting import (
     COUNTED_METHODS,
@@ -71,7 +71,7 @@ def test_row_of_torch_has_the_same_keys():
 
 
 def test_methods_of_a_device_are_counted_or_free():
-    methods = {name for name in dir(CupyDevice) if callable(getattr(CupyDevice, name))}
+    methods = {name for name in dir(Device) if callable(getattr(Device, name))}
     methods = {name for name in methods if not name.startswith("_")}
     assert methods == COUNTED_METHODS | FREE_METHODS
     assert vars(CountingDevice).keys() >= COUNTED_METHODS

@@ -19,7 +19,7 @@ import pytest
 
 from arraylogchain._cuda import device as device_module
 from arraylogchain._cuda import kernels
-from arraylogchain._cuda.device import CupyDevice, TorchDevice, Unavailable, find
+from arraylogchain._cuda.device import Device, TorchDevice, Unavailable, find
 from arraylogchain._cuda.kernels import Kernel, Struct
 from arraylogchain._inputs import arrays
 from tests.chain_scenarios import normal
@@ -204,7 +204,7 @@ def launch(device: Any, *arguments: Any, kernel: str = "f<float>") -> None:
 
 def test_cupy_s_memory_and_stream_are_used_on_the_arrays_device(cupy):
     result = find("cupy", cupy.cuda.Device(1))
-    assert isinstance(result, CupyDevice)
+    assert isinstance(result, Device)
     assert find("cupy", cupy.cuda.Device(1)) is result
     assert (result.multiprocessors, result.shared_memory, result.architecture) == (132, 232448, 90)
     assert result.identity == "NVIDIA H1, driver 13000, NVRTC 13.0, CuPy 14.2.0"
@@ -292,7 +292,7 @@ def test_reasons(cupy, torch, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(cupy.cuda, "Device", raising(RuntimeError("cudaErrorNoDevice: none\nmore")))
         assert reason() == "CuPy cannot use CUDA device 0: cudaErrorNoDevice: none"
-    assert isinstance(find("cupy", SimpleNamespace(id=0)), CupyDevice)  # asked again
+    assert isinstance(find("cupy", SimpleNamespace(id=0)), Device)  # asked again
     with monkeypatch.context() as patch:
         patch.setattr(cupy.cuda.runtime, "is_hip", True)
         assert "ROCm" in reason()
@@ -311,7 +311,7 @@ def test_reasons(cupy, torch, monkeypatch):
 @pytest.mark.parametrize("version", ["14.2.0", "14.10.1", "15.0.0b1", "of somebody"])
 def test_later_versions_of_cupy_will_do(cupy, version):
     cupy.__version__ = version
-    assert isinstance(find("cupy", SimpleNamespace(id=0)), CupyDevice)
+    assert isinstance(find("cupy", SimpleNamespace(id=0)), Device)
 
 
 def test_cupy_s_import_may_fail_in_any_way(torch, tmp_path, monkeypatch):
@@ -389,7 +389,7 @@ def cublas(cupy, monkeypatch) -> FakeCublas:
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.setitem(sys.modules, "cupy_backends.cuda.libs.cublas", fake)
     cupy.cuda.device = SimpleNamespace(get_cublas_handle=lambda: 77)
-    for device in (CupyDevice, TorchDevice):
+    for device in (Device, TorchDevice):
         monkeypatch.setattr(device, "pointer", lambda self, x: x.ctypes.data)
         steps = lambda self, x: tuple(step // x.itemsize for step in x.strides)  # noqa: E731
         monkeypatch.setattr(device, "strides", steps)

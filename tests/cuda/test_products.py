@@ -32,9 +32,9 @@ def check(device: CpuDevice, dtype: str, a: Any, b: Any) -> None:
         exact = reference.logmatmulexp(*wide)
         bound = error_model.product_bound(*wide, exact, dtype)
         with ctx.computing():
-            for compute in (cuda.by_tiles, cuda.by_blas):
-                within(compute(ctx, layout, a, b), exact, bound, dtype)
-            values, indices = cuda.maxplus(ctx, layout, a, b)
+            for by_blas in (False, True):
+                within(cuda.log_product(ctx, layout, a, b, by_blas), exact, bound, dtype)
+            values, indices = cuda.maxplus_matmul(ctx, layout, a, b, 1 << 30)
     if dtype in ("float32", "float64"):
         np.testing.assert_array_equal(values, reference.maxplus(a, b, dtype))
         np.testing.assert_array_equal(indices, largest_terms(a, b, dtype))

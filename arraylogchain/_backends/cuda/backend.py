@@ -43,7 +43,9 @@ class CudaBackend(ArrayBackend):
         super().__init__(shard, workspace)
         self._prepared: dict[tuple[bool, bool], PreparedMatrices] = {}
         self._is_log = np.ones(shard.state_shape[:2], bool)
-        self._final_log_sums: tuple[Messages | None, Array] = None, None
+        self._scale: Array = None  # of the matrix that serves all steps
+        # Of the latest message for which they were computed.
+        self._log_sums: tuple[Messages | None, Array] = None, None
 
     @cached_property
     def geometry(self) -> Geometry:
@@ -74,7 +76,7 @@ class CudaBackend(ArrayBackend):
         sums: bool = True,
         restarts_scales: bool = False,
     ) -> tuple[SegmentMessages, Array]:
-        """Process a segment; return its messages, and scales [groups, n, 2] of matrices, if any.
+        """Process a segment; return its messages, and scales [groups, n, 2] of matrices.
 
         The scale of a message is that of its step alone if scales restart.
         """
@@ -82,45 +84,52 @@ class CudaBackend(ArrayBackend):
             if sums:
                 return super().advance(carry, steps, backward, keep), None
             return super().max_product(carry, steps, keep), None
+        ctx, shard, sign = self.ctx, self.shard, -1 if backward else 1
         count, last = steps.stop - steps.start, carry
         predicted = self._messages(count) if keep == Keep.ALL else None
         updated = None if keep == Keep.NOTHING else self._messages(count + (keep == Keep.ALL))
         # Step of `updated`'s first message.
         first = steps.start - (keep == Keep.ALL and not backward)
-        scales = self.scales(steps), steps.start
+        scales, (weights, _held) = self.scales(steps), self.boundary(backward)
+        grid, block, threads_per_row, shared = self.geometry.sizes(shard)
         for part in self.parts(steps, backward, 1 + sums):
             before, last = last, self._messages(None)
             t0 = part.stop - 1 if backward else part.start
             places = (before, 0), (predicted, t0 - steps.start), (updated, t0 - first), (last, 0)
             packed = [self.pack(x, at, backward) for x, at in places]
-            prepared = self.prepared(part, backward, scales, sums)
-            self._launch(sums, part, backward, prepared, packed, restarts_scales)
-        return SegmentMessages(predicted, updated, last), prepared.scales  # type: ignore[arg-type]
+            x = ctx.load(shard.views["potentials"][..., part, :], ctx.precision)
+            x, (group, row, step, state) = self.rows_of(x, 2)
+            start = ctx.kernels.pointer(x) + (t0 - part.start) * step * ctx.precision.itemsize
+            prepared = self.prepared(part, backward, (scales, steps.start), sums)
+            potentials = start, group, row, sign * step, state
+            fields = {"direction": sign, "threads_per_row": threads_per_row}
+            fields["restarts_scales"] = restarts_scales
+            chain = self.rows(part, t0) + self.chain(prepared, *potentials, **fields)
+            arguments = (chain, weights, *packed)
+            ctx.kernels.run(self.geometry.kernel(ctx, sums), grid, block, arguments, shared)
+        return SegmentMessages(predicted, updated, last), scales  # type: ignore[arg-type]
 
     def final_log_partition(self, last: Messages) -> Array | None:
         """Return log Z [groups, rows], given the last messages."""
         if not self.has(self.kernel("log_partition")):
             return None
         log_z = self.ctx.kernels.empty(self.shard.state_shape[:2], "float64")
-        self._final_log_sums = last, self.log_sums(last, True, log_z)
+        self.log_sums(last, True, log_z)
         return log_z
-
-    def final_log_sums(self, last: Messages) -> Array:
-        """Return `log_sums` of the last messages: of log Z, if it was computed here."""
-        message, log_sums = self._final_log_sums
-        return log_sums if message is last else self.log_sums(last, backward=True)
 
     def log_sums(self, message: Messages, backward: bool, log_z: Array | None = None) -> Array:
         """Return log sums of messages times final weights, or initial ones, without their scale.
 
         They are [groups, rows, 2], an integer and the remainder. `log_z` is written with the scale.
         """
-        groups, rows, _ = self.shard.state_shape
-        weights, _held = self.boundary(backward)
-        log_sums = self.ctx.kernels.empty((groups, rows, 2), "float64")
-        arguments = self.rows(), self.pack(message), weights, log_sums, log_z
-        kernel = self.kernel("log_partition")
-        self.ctx.kernels.run(kernel, -(-groups * rows // 4), 128, arguments)
+        (groups, rows, _), (known, log_sums) = self.shard.state_shape, self._log_sums
+        if message is not known or log_z is not None:
+            weights, _held = self.boundary(backward)
+            log_sums = self.ctx.kernels.empty((groups, rows, 2), "float64")
+            arguments = self.rows(), self.pack(message), weights, log_sums, log_z
+            kernel = self.kernel("log_partition")
+            self.ctx.kernels.run(kernel, -(-groups * rows // 4), 128, arguments)
+            self._log_sums = message, log_sums
         return log_sums
 
     def backward_pass(self, forward_pass: Any, sums: Any, cotangent: Array | None) -> Any:
@@ -171,8 +180,12 @@ class CudaBackend(ArrayBackend):
 
     def scales(self, steps: slice) -> Array:
         """Return memory for the scales of the matrices into and out of a segment's steps."""
-        count = 1 if self.shard.chain.has_one_matrix else steps.stop - steps.start + 1
-        return self.ctx.kernels.empty((self.shard.groups, count, 2), "float64")
+        if not self.shard.chain.has_one_matrix:
+            shape = self.shard.groups, steps.stop - steps.start + 1, 2
+            return self.ctx.kernels.empty(shape, "float64")
+        if self._scale is None:
+            self._scale = self.ctx.kernels.empty((self.shard.groups, 1, 2), "float64")
+        return self._scale
 
     def prepared(
         self,
@@ -198,52 +211,17 @@ class CudaBackend(ArrayBackend):
         first = steps.start if is_after else max(number, 0)
         stop = min(steps.stop, shard.num_steps - 1) if is_after else steps.stop - 1
         if "transitions" not in shard.views or first >= stop:
-            return PreparedMatrices(None, None, {})
+            return None, {}
         place = first - scales[1] + (not is_after), has_factors, transposes_logs
-        result = matrices.prepare(shard, slice(first, stop), backward, scales[0], *place)
-        result.fields["matrix"] = (steps.stop - 1 if backward else number) - first
-        result.fields["matrix_step"] = -1 if backward else 1
-        return result
+        memory, fields = matrices.prepare(shard, slice(first, stop), backward, scales[0], *place)
+        fields["matrix"] = (steps.stop - 1 if backward else number) - first
+        return memory, fields | {"matrix_step": -1 if backward else 1}
 
-    def _launch(
-        self,
-        sums: bool,
-        steps: slice,
-        backward: bool,
-        prepared: PreparedMatrices,
-        messages: list[bytes],
-        restarts_scales: bool,
-    ) -> None:
-        """Launch the kernel of some steps.
-
-        `messages` are packed: the carry, memory for the predicted and updated messages of the
-        steps, and memory for the next carry.
-        """
-        shard, ctx = self.shard, self.ctx
-        x = ctx.load(shard.views["potentials"][..., steps, :], ctx.precision)
-        x, (group, row, step, state) = self.rows_of(x, 2)
-        t0, sign = (steps.stop - 1, -1) if backward else (steps.start, 1)
-        start = ctx.kernels.pointer(x) + (t0 - steps.start) * step * ctx.precision.itemsize
-        grid, block, threads_per_row, shared = self.geometry.sizes(shard)
-        chain = self.rows(steps, t0) + self.chain(
-            prepared,
-            x_group=group,
-            x_row=row,
-            x_step=sign * step,
-            x_state=state,
-            potentials=start,
-            direction=sign,
-            threads_per_row=threads_per_row,
-            restarts_scales=restarts_scales,
-        )
-        weights, _held = self.boundary(backward)
-        arguments = (chain, weights, *messages)
-        ctx.kernels.run(self.geometry.kernel(ctx, sums), grid, block, arguments, shared)
-
-    def chain(self, prepared: PreparedMatrices, **fields: Any) -> bytes:
+    def chain(self, prepared: PreparedMatrices, *potentials: int, **fields: int) -> bytes:
         """Return struct Chain without its struct Rows; the caller holds the arrays."""
-        fields["threshold"] = threshold(self.ctx.precision, self.shard.chain.num_states)
-        return CHAIN[self.ctx.precision.name].pack(**prepared.fields, **fields)
+        limit = threshold(self.ctx.precision, self.shard.chain.num_states)
+        struct = CHAIN[self.ctx.precision.name]
+        return struct.pack(*potentials, **prepared[1], **fields, threshold=limit)
 
     def rows(self, steps: slice = slice(0, 0), time: int | None = None) -> bytes:
         """Return struct Rows of some steps; `time` is processed first, if not the first."""

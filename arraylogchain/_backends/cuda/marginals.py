@@ -71,7 +71,7 @@ class CudaBackwardPass:
         self.backend, self.forward_pass, self.accumulator = backend, forward_pass, accumulator
         self.shard, self.log_z = forward_pass.shard, forward_pass.log_z
         self.ctx, self.device = self.shard.ctx, self.shard.ctx.kernels
-        self.log_sums = backend.final_log_sums(forward_pass.carry)
+        self.log_sums = backend.log_sums(forward_pass.carry, True)
         self.g = cotangent
         if cotangent is not None:
             x = self.shard.unsorted(self.shard.view(cotangent), ())
@@ -172,18 +172,10 @@ class CudaBackwardPass:
             x, strides = input_matrices(shard, place[0])
             out, part = self._output("transitions", place, (1, count, size, size))
             out_group, _, out_matrix, *_ = device.strides(out)
-            packed = PAIR_MARGINALS.pack(
-                device.pointer(x),
-                device.pointer(scales) + 16 * chunk.start,
-                device.pointer(out),
-                *strides,
-                scale_group,
-                out_group,
-                out_matrix,
-                is_log,
-                by_logs,
-                chunk.start,
-            )
+            pointers = [device.pointer(y) for y in (x, scales, out)]
+            pointers[1] += 16 * chunk.start
+            places = *pointers, *strides, scale_group, out_group, out_matrix
+            packed = PAIR_MARGINALS.pack(*places, is_log, by_logs, chunk.start)
             flags = terms.is_flagged, terms.scales, terms.has_flags
             messages = np.int32(entries), terms.alpha, terms.beta_x
             arguments = (terms.segment, packed, sums, *messages, self.g, *flags)

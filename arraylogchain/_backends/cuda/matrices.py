@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from arraylogchain._backends.cuda.structs import MATRICES
@@ -12,23 +10,8 @@ from arraylogchain._core.context import Array
 from arraylogchain._cuda.kernels import Kernel, kernel_named
 from arraylogchain._inputs import arrays
 
-
-class PreparedMatrices(NamedTuple):
-    """Matrices [groups, count, K, K] as kernels read them.
-
-    Attributes
-    ----------
-    values : array
-        Which holds the memory: factors, if there are any, logs and shifts, one after another.
-    scales : array [groups, n, 2]
-        Of these and maybe of other matrices.
-    fields : dict of str to int
-        The fields of struct Chain that describe them.
-    """
-
-    values: Array
-    scales: Array
-    fields: dict[str, int]
+# The memory of matrices as kernels read them, and the fields of struct Chain that describe it.
+PreparedMatrices = tuple[Array, dict[str, int]]
 
 
 def input_matrices(shard: Shard, transitions: slice) -> tuple[Array, tuple[int, int, int, int]]:
@@ -67,7 +50,9 @@ def prepare(
     has_factors: bool = True,
     transposes_logs: bool = False,
 ) -> PreparedMatrices:
-    """Return the matrices of a slice of transitions as kernels read them.
+    """Return the matrices of a slice of transitions as kernels read them, [groups, count, K, K].
+
+    Factors, if there are any, logs and shifts are in memory one after another.
 
     Parameters
     ----------
@@ -110,4 +95,4 @@ def prepare(
     device.run(kernel_of(shard), groups * count * parts, 1024, arguments)
     fields = {"factors": factors, "shifts": shifts, "logs": logs, "scales": place}
     fields |= {"scale_group": scale_group, "matrices": count}
-    return PreparedMatrices(values, scales, fields)
+    return values, fields

@@ -47,7 +47,7 @@ def entropies(self: Any, forward_pass: Any) -> Array | None:
     (groups, rows, states), kernel = self.shard.state_shape, self.kernel("entropies")
     if not self.has(kernel, self.kernel("log_partition")):
         return None
-    log_sums, carry, total = self.final_log_sums(forward_pass.carry), None, None
+    log_sums, carry, total = self.log_sums(forward_pass.carry, True), None, None
     size = groups * rows * states * self.ctx.precision.itemsize
     for n in reversed(range(len(forward_pass.segments))):
         steps, before = forward_pass.segments[n], forward_pass.checkpoints[n]
@@ -83,7 +83,7 @@ def backtrace_paths(self: Any, forward_pass: Any, states: Array, weights: Array)
     view = shard.view(states)
     path, strides = self.rows_of(view, 1)
     for chain, logs, first in _launches_backward(self, forward_pass):
-        arguments = (chain, logs, after, *_at(self, path, strides, first), np.int32(1))
+        arguments = (chain, logs, after, *_at(self, path, strides, first))
         self.ctx.kernels.run(kernels[0], -(-groups * rows // 4), 128, arguments)
     self.copy_back(path, view)
     return True

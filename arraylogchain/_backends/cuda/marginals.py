@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -108,10 +109,9 @@ class CudaBackwardPass:
         width = min(32, power_of_two(size))
         sets, terms = (groups, count * rows) if has_one else (groups * count, rows)
         blocks = -(-terms // (_THREADS // width))
-        place, out, part, strides = (steps, slice(None)), None, None, ()
+        memory: Any = nullcontext()
         if "potentials" in self.accumulator.arrays:
-            out, part = self._output("potentials", place, (rows, count, size))
-            strides = device.strides(out)
+            memory = self._output("potentials", (steps, slice(None)), (rows, count, size))
         counts = SEGMENT.pack(pairs, width, has_one, blocks)
         packed = self.backend.rows(steps) + counts
         result: tuple[Any, ...] = (None,) * 5
@@ -124,37 +124,38 @@ class CudaBackwardPass:
             result = u, v, flags[:num_terms], scales, flags[num_terms:]
         beta, beta_x = segment.predicted.values, segment.updated.values
         inputs = alpha, beta, beta_x, self.g, self.log_sums
-        arguments = (packed, STRIDES.pack(*strides), *inputs, out, *result)
-        dtype = None if out is None else dtype_name(out.dtype)
-        kernel = self.backend.kernel("marginals", dtype)
-        self.device.run(kernel, sets * blocks, _THREADS, arguments)
-        if out is not None:
-            self._write("potentials", place, out, part)
+        with memory as out:
+            strides, dtype = (), None
+            if out is not None:
+                strides, dtype = device.strides(out), dtype_name(out.dtype)
+            arguments = (packed, STRIDES.pack(*strides), *inputs, out, *result)
+            kernel = self.backend.kernel("marginals", dtype)
+            device.run(kernel, sets * blocks, _THREADS, arguments)
         return _Terms(packed, alpha, beta_x, *result) if pairs else None
 
-    def _output(self, name: str, place: Box, shape: Shape) -> tuple[Array, Array | None]:
-        """Return memory [groups, rows, ...] for a part of a result, and that part.
+    @contextmanager
+    def _output(self, name: str, place: Box, shape: Shape) -> Iterator[Array]:
+        """Yield memory [groups, *shape] for a part of a result, which is added to it afterwards.
 
-        The memory is the part itself unless its axes cannot be merged; there is no part if others
-        are added to it. `place` is the index of the part along the axes beyond the batch axes.
+        Where nothing else is added to the part, the memory is the part itself, or is copied to it
+        if axes cannot be merged. `place` is the index of the part along the axes beyond the batch
+        axes.
         """
         ctx, shard = self.ctx, self.shard
         dtype, num_segments = ctx.precision.name, len(self.forward_pass.segments)
         total = self.accumulator.written_once(name, shard, num_segments)
         if total is None or dtype_name(total.dtype) not in (ctx.result_name, dtype):
-            return self.device.empty((shard.groups, *shape), dtype), None
+            yield (out := self.device.empty((shard.groups, *shape), dtype))
+            self.accumulator.add(name, shard, place, out, is_sorted=False)
+            return
         view = arrange(ctx.xp, shard.chain, total, len(place))
         part = view[(*within(shard.box, view.shape), ..., *place)]
         if name == "transitions":
-            return ctx.xp.reshape(part, (shard.groups, *shape)), part
-        return shard.unsorted(part, shape[1:]), part
-
-    def _write(self, name: str, place: Box, array: Array, part: Array | None) -> None:
-        """Add memory to the result, in the chain's order, or copy it to its part."""
-        if part is None:
-            self.accumulator.add(name, self.shard, place, array, is_sorted=False)
+            out = ctx.xp.reshape(part, (shard.groups, *shape))
         else:
-            self.backend.copy_back(array, part)
+            out = shard.unsorted(part, shape[1:])
+        yield out
+        self.backend.copy_back(out, part)
 
     def _add_pairs(self, steps: slice, terms: _Terms, scales: Array) -> None:
         """Add pair marginals, of as many matrices at a time as the workspace has room for."""
@@ -170,18 +171,17 @@ class CudaBackwardPass:
             first = 0 if one else steps.start + chunk.start
             place = slice(first, first + count), slice(None), slice(None)
             x, strides = input_matrices(shard, place[0])
-            out, part = self._output("transitions", place, (1, count, size, size))
-            out_group, _, out_matrix, *_ = device.strides(out)
-            pointers = [device.pointer(y) for y in (x, scales, out)]
-            pointers[1] += 16 * chunk.start
-            places = *pointers, *strides, scale_group, out_group, out_matrix
-            packed = PAIR_MARGINALS.pack(*places, is_log, by_logs, chunk.start)
-            flags = terms.is_flagged, terms.scales, terms.has_flags
-            messages = np.int32(entries), terms.alpha, terms.beta_x
-            arguments = (terms.segment, packed, sums, *messages, self.g, *flags)
-            grid = count * groups * -(-size * size // entries)
-            self.device.run(kernel, grid, _THREADS, arguments)
-            self._write("transitions", place, out, part)
+            with self._output("transitions", place, (1, count, size, size)) as out:
+                out_group, _, out_matrix, *_ = device.strides(out)
+                pointers = [device.pointer(y) for y in (x, scales, out)]
+                pointers[1] += 16 * chunk.start
+                places = *pointers, *strides, scale_group, out_group, out_matrix
+                packed = PAIR_MARGINALS.pack(*places, is_log, by_logs, chunk.start)
+                flags = terms.is_flagged, terms.scales, terms.has_flags
+                messages = np.int32(entries), terms.alpha, terms.beta_x
+                arguments = (terms.segment, packed, sums, *messages, self.g, *flags)
+                grid = count * groups * -(-size * size // entries)
+                device.run(kernel, grid, _THREADS, arguments)
 
     def _add_boundary(self, name: str, message: Messages) -> None:
         """Add the gradient with respect to initial or final weights, or to their logarithms."""
@@ -190,12 +190,12 @@ class CudaBackwardPass:
         log_sums = self.log_sums
         if name == "initial":
             log_sums = self.backend.log_sums(message, backward=False)
-        out, part = self._output(name, (slice(None),), (rows, size))
-        has_one_row = part is not None and math.prod(part.shape[:-1]) == 1
-        is_sum = has_one_row and groups * rows > 1
-        inputs = weights, message.values, log_sums, self.log_sums, self.g
-        outputs = out, STRIDES.pack(*self.device.strides(out)), np.int32(is_sum)
-        arguments = (*inputs, self.backend.rows(), *outputs)
-        grid = -(-size // 32) * (1 if is_sum else -(-groups * rows // 8))
-        self.device.run(self.backend.kernel("boundary_gradients"), grid, _THREADS, arguments)
-        self._write(name, (slice(None),), out, part)
+        inputs = weights, message.values, log_sums, self.log_sums, self.g, self.backend.rows()
+        with self._output(name, (slice(None),), (rows, size)) as out:
+            strides, shape = self.device.strides(out), (groups, rows)
+            # Where weights serve all rows, so does the memory.
+            has_one_row = all(n == 1 or step == 0 for n, step in zip(shape, strides, strict=False))
+            is_sum = has_one_row and groups * rows > 1
+            arguments = (*inputs, out, STRIDES.pack(*strides), np.int32(is_sum))
+            grid = -(-size // 32) * (1 if is_sum else -(-groups * rows // 8))
+            self.device.run(self.backend.kernel("boundary_gradients"), grid, _THREADS, arguments)

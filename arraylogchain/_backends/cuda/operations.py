@@ -29,16 +29,14 @@ def filter_segment(
     if not self.has(kernel):
         return None
     views = [self.shard.view(x, (steps,)) for x in (probabilities, log_normalizers)]
-    (p, p_strides), (z, z_strides) = (
-        self.rows_of(x, n) for x, n in zip(views, (2, 1), strict=True)
-    )
+    outputs = [self.rows_of(x, n) for x, n in zip(views, (2, 1), strict=True)]
     segment, _ = self.advance_with_scales(carry, steps, False, Keep.ALL, restarts_scales=True)
-    outputs = p, STRIDES.pack(*p_strides), z, STRIDES.pack(*z_strides)
-    arguments = (self.rows(steps), self.pack(segment.updated), *outputs)
+    packed = (y for x, strides in outputs for y in (x, STRIDES.pack(*strides)))
+    arguments = (self.rows(steps), self.pack(segment.updated), *packed)
     num_terms = groups * rows * (steps.stop - steps.start)
     self.ctx.kernels.run(kernel, -(-num_terms // 8), 256, arguments)
-    for x, out in zip((p, z), views, strict=True):
-        self.copy_back(x, out)
+    for (x, _), view in zip(outputs, views, strict=True):
+        self.copy_back(x, view)
     return segment.carry  # type: ignore[no-any-return]
 
 

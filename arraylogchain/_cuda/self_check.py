@@ -36,7 +36,8 @@ _NUMPY = Context(
 _DTYPES = {c_type: dtype for dtype, c_type in C_TYPES.items()}
 
 _lock = threading.Lock()
-# Whether a kernel is being checked in this thread, so that it can use kernels that are not yet.
+# Whether a kernel is being checked in this thread: its example then takes all kernels, as array
+# operations in their place would say nothing about it.
 _is_checking = ContextVar("_is_checking", default=False)
 
 
@@ -54,12 +55,14 @@ def is_usable(ctx: Context, kernel: Kernel, steps: Kernel | None = None) -> bool
 
     `steps` is the kernel of the recursion that an operation uses, too: the check uses the same.
     """
+    if _is_checking.get():
+        return True
     usable = ctx.kernels.usable
-    if kernel not in usable and not _is_checking.get():
+    if kernel not in usable:
         with _lock:
             if kernel not in usable:
                 usable[kernel] = _has_no_problem(ctx, kernel, steps)
-    return bool(usable.get(kernel, True))
+    return bool(usable[kernel])
 
 
 def _has_no_problem(ctx: Context, kernel: Kernel, steps: Kernel | None) -> bool:

@@ -17,7 +17,7 @@ import pytest
 import arraylogchain as alc
 from arraylogchain import _cli
 from arraylogchain._cuda import self_check
-from arraylogchain._cuda.kernels import INSTANTIATIONS, Kernel
+from arraylogchain._cuda.kernels import FOLDER, INSTANTIATIONS, Kernel
 from arraylogchain._inputs import arrays
 from tests.chain_scenarios import normal, uniform
 from tests.cuda.cpu_device import CpuDevice
@@ -84,6 +84,34 @@ def test_layouts_of_the_recursion_are_checked_on_any_device(multiprocessors, ker
     device = CpuDevice(seed=3)
     device.multiprocessors = multiprocessors
     check(replace(arrays._numpy_context("float32"), kernels=device), kernel)
+
+
+BROKEN = {
+    "logmatmulexp<float>": ("logmatmulexp.cu", "exponential(x - shift)", "exponential(x)"),
+    "finish_gradients<float>": ("log_gradients.cu", "* factor + sums[i]", "* factor"),
+    "prepare_matrices<float, float>": ("prepare_matrices.cu", "!is_log] = largest", "!is_log] = 0"),
+    STEPS[1].name: (
+        "chain_steps.cu",
+        "!is_certified(predicted[r], chain.threshold) &&",
+        "false &&",
+    ),
+    "log_partition<float>": ("log_partition.cu", "((last.shifts[row] +", "(("),
+    "pair_marginals<float, float>": ("marginals.cu", "(high - scales[2 * at]) + high_x", "high_x"),
+    "entropies<float>": ("entropies.cu", "logs[k * K + j]", "logs[j * K + k]"),
+    "sample_paths<float>": ("sample_paths.cu", "lane & by", "!(lane & by)"),
+    "chain_trace<float>": ("chain_trace.cu", "from[k] + to_state[k]", "to_state[k]"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_kernel_fails_its_check(tmp_path, name):
+    source, text, broken = BROKEN[name]
+    before = (FOLDER / source).read_text()
+    assert text in before
+    (tmp_path / source).write_text(before.replace(text, broken))
+    device = CpuDevice(seed=3, folder=tmp_path)
+    ctx = replace(arrays._numpy_context("float32"), kernels=device)
+    assert self_check.largest_error(ctx, Kernel(source, name)) > 1
 
 
 def test_checks_take_tensors_of_half_precision():

@@ -44,10 +44,10 @@ def _product_example(ctx: Context, name: str, _: Sequence[str]) -> Example:
     """Return operands of tiles whose edges stand out; maxima do not meet."""
     b = np.roll(_entries(ctx, 1, 15.0, 66, 37), 1, axis=1).T
     arrays = {"a": _entries(ctx, 0, 15.0, 140, 37), "b": np.ascontiguousarray(b)}
-    return partial(_of_product, _PRODUCTS[name]), arrays
+    return partial(_run_product, _PRODUCTS[name]), arrays
 
 
-def _of_product(function: Callable[..., Any], ctx: Context, a: Array, b: Array) -> Any:
+def _run_product(function: Callable[..., Any], ctx: Context, a: Array, b: Array) -> Any:
     return function(ctx, fold(shape_of(a), shape_of(b)), a, b, _WORKSPACE)
 
 
@@ -61,7 +61,7 @@ def _large_product(ctx: Context, layout: Fold, a: Array, b: Array, workspace: in
 
 
 def _product_gradients(ctx: Context, layout: Fold, a: Array, b: Array, workspace: int) -> Any:
-    """Return both gradients of a log product; kernels compute those of two panels of rows."""
+    """Return both gradients of a log product, which kernels compute for two panels of rows."""
     out = certified.logmatmulexp(ctx, layout, a, b, workspace)
     g = ctx.to_result(ctx.xp.where(a[:, :1] > b[:1, :], 0.5, -0.25))
     budget = 26_000 * ctx.precision.itemsize
@@ -89,10 +89,10 @@ def _chain_example(ctx: Context, name: str, steps: Sequence[str]) -> Example:
         arrays["lengths"] = np.where(index == 1, 3, _STEPS)[None]
     if name in ("chain_steps", "prepare_matrices") and sums == "false":
         name = "chain_steps of maxima"
-    return partial(_of_chain, _CHAINS[name]), arrays
+    return partial(_run_chain, _CHAINS[name]), arrays
 
 
-def _of_chain(
+def _run_chain(
     function: Callable[..., Any], ctx: Context, lengths: np.ndarray | None = None, **parts: Array
 ) -> Any:
     chain = Chain(shape_of(parts["initial"])[:-1], parts, logs=tuple(parts), lengths=lengths)
@@ -101,8 +101,11 @@ def _of_chain(
 
 def _messages(*arguments: Any) -> tuple[Array, ...]:
     logs, shifts = messages.last_message(*arguments)
-    both = messages.forward_messages(*arguments), messages.backward_messages(*arguments)
-    return *both, logs + shifts[..., None]
+    forward, backward = (
+        messages.forward_messages(*arguments),
+        messages.backward_messages(*arguments),
+    )
+    return forward, backward, logs + shifts[..., None]
 
 
 def _best_message(ctx: Context, *arguments: Any) -> Array:

@@ -98,10 +98,10 @@ def gradients(
     held = batch * (rows + columns) * terms * (is_converted + layout.copies)
     held += batch * (columns * (terms + 1) + 2 * rows * columns * layout.copies)
     row, item = batch * (2 * columns + terms + 1), ctx.precision.itemsize
-    room = budget // item - held - batch * rows * columns // TILE**2
-    panel = room // row
-    if panel < rows:  # gradients are added to those of the panels before
-        panel = (room - batch * columns * terms) // (row + batch * terms)
+    free = budget // item - held - batch * rows * columns // TILE**2
+    panel = free // row
+    if panel < rows:  # gradients of b are summed over panels
+        panel = (free - batch * columns * terms) // (row + batch * terms)
     if panel < min(rows, TILE):
         return None
     a, b, out, g = arrays

@@ -122,8 +122,8 @@ class CudaBackend(ArrayBackend):
 
         They are [groups, rows, 2], an integer and the remainder. `log_z` is written with the scale.
         """
-        (groups, rows, _), (known, log_sums) = self.shard.state_shape, self._log_sums
-        if message is not known or log_z is not None:
+        (groups, rows, _), (latest, log_sums) = self.shard.state_shape, self._log_sums
+        if message is not latest or log_z is not None:
             weights, _held = self.boundary(backward)
             log_sums = self.ctx.kernels.empty((groups, rows, 2), "float64")
             arguments = self.rows(), self.pack(message), weights, log_sums, log_z

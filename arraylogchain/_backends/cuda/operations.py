@@ -22,10 +22,8 @@ def filter_segment(
 
     Return None, and write nothing, if a kernel cannot be used.
     """
-    (groups, rows, _), kernel = (
-        self.shard.state_shape,
-        self.kernel("filtered", self.ctx.result_name),
-    )
+    groups, rows, _ = self.shard.state_shape
+    kernel = self.kernel("filtered", self.ctx.result_name)
     if not self.has(kernel):
         return None
     views = [self.shard.view(x, (steps,)) for x in (probabilities, log_normalizers)]

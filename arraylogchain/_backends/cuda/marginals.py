@@ -70,7 +70,7 @@ class CudaBackwardPass:
         self, backend: Any, forward_pass: Any, accumulator: Any, cotangent: Array | None
     ) -> None:
         self.backend, self.forward_pass, self.accumulator = backend, forward_pass, accumulator
-        self.shard, self.log_z = forward_pass.shard, forward_pass.log_z
+        self.shard = forward_pass.shard
         self.ctx, self.device = self.shard.ctx, self.shard.ctx.kernels
         self.log_sums = backend.log_sums(forward_pass.carry, True)
         self.g = cotangent

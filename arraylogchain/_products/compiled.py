@@ -12,6 +12,7 @@ from arraylogchain._core.precision import DOUBLE
 from arraylogchain._numba.compiling import Floats, compiled, inlined
 from arraylogchain._numba.intrinsics import bits_of, number_of
 
+_EPS = DOUBLE.eps
 # Terms in a block of work for one thread.
 _BLOCK = 1 << 18
 
@@ -29,13 +30,12 @@ def logsumexp_where(out: Array, a: Array, b: Array, requested: Array) -> None:
     # Copies of one dtype and layout, for which the loop is compiled once.
     left, right = (np.array(x, np.float64, order="C") for x in (a, np.swapaxes(b, -1, -2)))
     result, requested = np.array(out, np.float64, order="C"), np.ascontiguousarray(requested)
-    inner, reach = left.shape[-1], _reach(left)
     batch, rows, cols = requested.shape
 
     def compute(start: int, stop: int) -> None:
-        _logsumexps(left, right, reach, requested, result, start, stop)
+        _logsumexps(left, right, requested, result, start, stop)
 
-    threads.run_blocks(compute, batch * rows, max(1, _BLOCK // (inner * cols)))
+    threads.run_blocks(compute, batch * rows, max(1, _BLOCK // (left.shape[-1] * cols)))
     out[...] = result
 
 
@@ -49,13 +49,14 @@ def gradients_where(a: Array, b: Array, requested: Array, h: Array) -> tuple[Arr
     weights, requested = np.array(h, np.float64, order="C"), np.ascontiguousarray(requested)
     da, db = np.zeros_like(left), np.zeros_like(right)
     for n in range(requested.shape[0]):
-        _gradients(left[n], right[n], _reach(left), requested[n], weights[n], da[n], db[n])
+        _gradients(left[n], right[n], requested[n], weights[n], da[n], db[n])
     return da, db
 
 
-def _reach(x: Array) -> float:
-    """Return the distance below the maximum from which on terms cannot change a sum."""
-    return math.log(x.shape[-1] / DOUBLE.eps) + 1.0
+@inlined
+def _threshold(top: float, K: int) -> float:
+    """Return the least of K terms that can change a sum whose largest term is `top`."""
+    return top - (math.log(K / _EPS) + 1.0)
 
 
 @inlined
@@ -88,14 +89,11 @@ def _sum(x: Floats, y: Floats, threshold: float, top: float) -> float:
 
 
 @compiled
-def _logsumexps(
-    a: Floats, b: Floats, reach: float, requested: Array, out: Floats, start: int, stop: int
-) -> None:
+def _logsumexps(a: Floats, b: Floats, requested: Array, out: Floats, start: int, stop: int) -> None:
     """Write the logs of the sums over k of exp(a[n, i, k] + b[n, j, k]), if none is NaN.
 
-    Rows i are numbered through the batch, from `start` to `stop`. Terms more than `reach` below the
-    largest cannot change a sum and are skipped. On wide ranges a single term often remains, so
-    terms are counted first.
+    Rows i are numbered through the batch, from `start` to `stop`. Terms that cannot change a sum
+    are skipped. On wide ranges a single term often remains, so terms are counted first.
     """
     for row in range(start, stop):
         n, i = divmod(row, out.shape[1])
@@ -104,7 +102,7 @@ def _logsumexps(
                 continue
             x, y = a[n, i], b[n, j]
             top = _largest(x, y)
-            threshold, count = top - reach, 0
+            threshold, count = _threshold(top, len(x)), 0
             for k in range(len(x)):
                 count += x[k] + y[k] >= threshold
             if count > 1 and top > -np.inf:
@@ -113,9 +111,7 @@ def _logsumexps(
 
 
 @compiled
-def _gradients(
-    a: Floats, b: Floats, reach: float, requested: Array, h: Floats, da: Floats, db: Floats
-) -> None:
+def _gradients(a: Floats, b: Floats, requested: Array, h: Floats, da: Floats, db: Floats) -> None:
     """Add h[i, j] times the softmax weight of a[i, k] + b[j, k] to da[i, k] and db[j, k].
 
     Softmax weights below eps / K are skipped.
@@ -128,7 +124,7 @@ def _gradients(
             top = _largest(x, y)
             if not top > -np.inf:
                 continue
-            threshold = top - reach
+            threshold = _threshold(top, len(x))
             total = _sum(x, y, threshold, top)
             for k in range(len(x)):
                 if x[k] + y[k] >= threshold:

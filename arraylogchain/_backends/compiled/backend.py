@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 
 from arraylogchain._backends.compiled import best_paths, matrices, paths, recursion, suffixes
-from arraylogchain._backends.compiled.matrices import FULL
+from arraylogchain._backends.compiled.matrices import EMPTY, FULL
 from arraylogchain._backends.compiled.row_blocks import (
     CHUNK,
     CHUNK_STEPS,
     SIDE_BY_SIDE,
     block_sizes,
 )
-from arraylogchain._backends.compiled.whole_chains import WholeChainInputs, whole_chains
+from arraylogchain._backends.compiled.whole_chains import whole_chains
 from arraylogchain._backends.interface import (
     BestPaths,
     Keep,
@@ -29,7 +29,6 @@ from arraylogchain._core.context import Array
 from arraylogchain._core.scaled import add_scale, split_log
 from arraylogchain._numba.compiling import Floats, Integers
 
-_NO_WEIGHTS = np.empty(0)
 # Products in a call for whole chains, which take about half a second: no interrupt ends a call.
 _MAX_PRODUCTS = 1 << 32
 
@@ -49,27 +48,21 @@ class CompiledBackend:
         # Blocks of R rows that share the matrices of one group.
         self.per_group = shard.rows // self.R
         self.G = shard.groups * self.per_group
+        lengths = shard.num_steps if shard.lengths is None else shard.lengths
         self.lengths = np.empty((self.G, self.R), np.int64)
-        row_lengths = shard.lengths
-        self.lengths[...] = (
-            shard.num_steps if row_lengths is None else row_lengths.reshape(self.lengths.shape)
-        )
-        # Sizes of `linear_space.Scratch`.
-        width = self.K * self.R
-        count = min(CHUNK_STEPS, max(1, CHUNK // width))
-        self.scratch = (count + 4) * width, (count + 3, self.R)
+        self.lengths.reshape(shard.groups, shard.rows)[...] = lengths
         self.has_one = shard.chain.has_one_matrix or shard.chain.num_steps == 1
         self.may_be_sparse = (
             self.has_one and shard.groups == 1 and self.K >= matrices.MIN_SPARSE_STATES
         )
-        self._prepared: dict[tuple[str, bool], Any] = {}
+        self._prepared: dict[tuple[str, bool], tuple[Any, ...]] = {}
 
     def advance(
         self, carry: Messages | None, steps: slice, backward: bool, keep: Keep
     ) -> SegmentMessages:
         G, K, R, S = self.G, self.K, self.R, steps.stop - steps.start
         new_carry = weights, scales, forms = self._initial_carry(carry, backward)
-        (edges, bounds, sparse), place = self._matrices("weights", steps, backward)
+        prepared = self._matrices("weights", steps, backward)
         predicted = np.empty((S, G, K * R) if keep == Keep.ALL else (2, 1, K * R))
         updated = np.empty((2, 1, K * R) if keep == Keep.NOTHING else (S + 1, G, K * R))
         predicted_scales = np.empty((2, S if keep == Keep.ALL else 0, G, R))
@@ -77,7 +70,7 @@ class CompiledBackend:
         stored = predicted, updated, predicted_scales, updated_scales
         count = recursion.advance(
             self._potentials(steps),
-            ((*edges, place), bounds, sparse),
+            prepared,
             self.lengths,
             new_carry,
             stored,
@@ -99,7 +92,7 @@ class CompiledBackend:
     def max_product(self, carry: Messages | None, steps: slice, keep: Keep) -> SegmentMessages:
         G, K, R, S = self.G, self.K, self.R, steps.stop - steps.start
         new_carry = weights, scales, _ = self._initial_carry(carry, backward=False)
-        edges, sparse = self._log_matrices(steps, backward=False)
+        edges, sparse = self._matrices("logs", steps, backward=False)
         updated = np.empty((S, G, K * R) if keep == Keep.UPDATED else (2, 1, K * R))
         x, scratch = self._potentials(steps), self._scratch()
         paths.max_product(x, edges, sparse, self.lengths, new_carry, updated, scratch, steps.start)
@@ -118,16 +111,15 @@ class CompiledBackend:
         is_large = 3 * self.workspace < 8 * (R * T * (K + 1) + T)
         if is_large or K > best_paths.MAX_STATES or not self.has_one:
             return None
-        V = 4 if K <= 4 else 8
-        (logs, _), _ = self._matrices("logs", slice(0, T), backward=False)
-        final = np.zeros((2, R if "final" in shard.views else 0, K))
+        (*logs, _), _ = self._matrices("logs", slice(0, T), backward=False)
+        final = np.empty((2, 0, K))
         if "final" in shard.views:
-            final.reshape(2, *shard.state_shape)[:] = split_log(
-                shard.ctx, *shard.boundary_weights(True)
-            )
+            parts = split_log(shard.ctx, *shard.boundary_weights(True))
+            final = np.array(parts, np.float64).reshape(2, R, K)
         results = np.empty((R, T), np.int64), np.empty((3, R)), np.empty(R, bool)
-        scratch = np.empty(4 * V * V), np.empty(T * V, np.int8)
-        boundary, lengths = (*self._boundary()[:2], final), self.lengths.reshape(R)
+        scratch = np.empty(4 * 8 * 8), np.empty(T * 8, np.int8)
+        (initial, _), (is_log, _) = self._boundary()
+        boundary, lengths = (initial, is_log, final), self.lengths.reshape(R)
         x = self._potentials(slice(0, T)).reshape(R, T, K)
         best_paths.best_paths(x, *logs, lengths, boundary, *scratch, *results)
         shape, (states, log_weights, declined) = (shard.groups, shard.rows), results
@@ -136,18 +128,7 @@ class CompiledBackend:
 
     def log_partition(self, store_messages: bool) -> WholeChains | None:
         """Return log Z of whole chains; None where these do not fit the workspace."""
-        shard, K, N = self.shard, self.K, self.G * self.R
-        inputs = self._whole_chain_inputs(size=0)
-        if inputs is None:
-            return None
-        chains, columns, sizes, memory, forms = inputs
-        row_size = (shard.num_steps + 1) * K if store_messages else 0
-        alpha = np.empty(N * row_size or 2 * K * sizes[0])
-        log_z, declined = np.empty(N), np.empty(N, bool)
-        scratch, sizes = (memory, alpha, forms), (*sizes, row_size, False)
-        whole_chains(chains, (columns,), sizes, scratch, None, None, (log_z, declined))
-        shape, messages = (shard.groups, shard.rows), alpha if store_messages else None
-        return WholeChains(log_z.reshape(shape), {}, declined.reshape(shape), messages)
+        return self.posterior(None, (), False, None, store_messages)
 
     def posterior(
         self,
@@ -155,46 +136,67 @@ class CompiledBackend:
         requested: Collection[str],
         by_logs: bool,
         stored: WholeChains | None,
+        store_messages: bool = False,
     ) -> WholeChains | None:
-        """Return log Z and gradients of whole chains; None where these do not fit."""
-        shard, K, T, N = self.shard, self.K, self.shard.num_steps, self.G * self.R
+        """Return log Z of whole chains, and requested gradients; None where these do not fit."""
+        shard, K, T, N = self.shard, self.K, self.shard.num_steps, self.lengths.size
+        has_gradients = len(requested) > 0
+        count = 1 if self.has_one else max(1, T - 1)
+        sizes, memory_size = block_sizes(shard.rows, T, K, count, shard.lengths is not None)
+        size = memory_size + 2 * shard.groups * count * K * K
+        size += N * T * K * (1 + has_gradients + ("potentials" in requested))
+        if 8 * size > 3 * self.workspace or N * T * K * K > _MAX_PRODUCTS:
+            return None
+        transitions, is_log = self._transitions(slice(0, count))
+        x, boundary = self._potentials(slice(0, T)).reshape(N, T, K), self._boundary()
+        chains = x, self.lengths.reshape(N), transitions, is_log, *boundary
+        columns = [FULL] * (1 + has_gradients)
+        for i, P in enumerate((transitions[0, 0], transitions[0, 0].T)[: len(columns)]):
+            if self.may_be_sparse:
+                columns[i] = matrices.compress(*((EMPTY, P) if is_log else (P, EMPTY)))
+        row_size = (T + 1) * K if store_messages or stored is not None else 0
+        if stored is None:
+            length = N * row_size or (T + 1 if has_gradients else 2) * K * sizes[0]
+            alpha, log_z, declined = np.empty(length), np.empty(N), np.zeros(N, bool)
+        else:
+            alpha, log_z = stored.messages, stored.log_z.reshape(N)
+            declined = stored.declined.reshape(N).copy()
+        g, gradients = None, None
+        views: dict[str, Array] = {}
+        if has_gradients:
+            g = np.ones(N) if cotangents is None else np.array(cotangents, np.float64).reshape(N)
+            gradients, views = self._gradients(requested, count, by_logs)
+        scratch = np.empty(memory_size), alpha, np.empty((2, sizes[0]), np.int8)
+        sizes_, results = (*sizes, row_size), (log_z, declined)
+        whole_chains(chains, tuple(columns), sizes_, scratch, g, gradients, results)
+        return WholeChains(
+            log_z.reshape(shard.groups, -1),
+            views,
+            declined.reshape(shard.groups, -1),
+            alpha if store_messages else None,
+        )
+
+    def _gradients(
+        self, requested: Collection[str], num_matrices: int, by_logs: bool
+    ) -> tuple[tuple[Any, ...], dict[str, Array]]:
+        """Return memory for `Gradients`, and views of what was requested."""
+        shard, K, T = self.shard, self.K, self.shard.num_steps
         with_states, with_pairs = "potentials" in requested, "transitions" in requested
         with_ends = "initial" in requested or "final" in requested
-        inputs = self._whole_chain_inputs(size=N * T * K * (1 + with_states))
-        if inputs is None:
-            return None
-        chains, columns, sizes, memory, forms = inputs
-        back_columns = columns
-        if len(columns[0]) > 0:
-            back_columns = tuple(matrices.columns_of(chains[2][0, 0].T, chains[5]))
-        potentials = np.empty((N * with_states, T, K))
-        pairs = np.zeros((shard.groups * with_pairs, *chains[2].shape[1:]))
-        boundary = np.empty((2, N * with_ends, K))
-        row_size = (T + 1) * K
-        if stored is None:
-            alpha, sizes = np.empty(row_size * sizes[0]), (*sizes, 0, False)
-            log_z, declined = np.empty(N), np.empty(N, bool)
-        else:
-            alpha, sizes = stored.messages, (*sizes, row_size, True)
-            log_z, declined = stored.log_z.reshape(N), stored.declined.reshape(N).copy()
-        g = np.ones(N) if cotangents is None else np.array(cotangents, np.float64).reshape(N)
-        gradients, scratch = (potentials, pairs, boundary, by_logs), (memory, alpha, forms)
-        columns, outputs = (columns, back_columns), (log_z, declined)
-        whole_chains(chains, columns, sizes, scratch, g, gradients, outputs)
-        shape, results = (shard.groups, shard.rows), {}
-        if with_states:
-            results["potentials"] = potentials.reshape(*shape, T, K)
-        if with_pairs:
-            results["transitions"] = pairs[:, None]
-        for i, name in enumerate(("initial", "final") if with_ends else ()):
-            if name in requested:
-                results[name] = boundary[i].reshape(*shape, K)
-        return WholeChains(log_z.reshape(shape), results, declined.reshape(shape))
+        potentials = np.empty((shard.groups * with_states, shard.rows, T, K))
+        pairs = np.zeros((shard.groups * with_pairs, 1, num_matrices, K, K))
+        ends = np.empty((2, shard.groups * with_ends, shard.rows, K))
+        arrays = potentials, pairs, ends[0], ends[1]
+        views = dict(zip(("potentials", "transitions", "initial", "final"), arrays, strict=True))
+        for name in views.keys() - requested:
+            del views[name]
+        fields = potentials.reshape(-1, T, K), pairs[:, 0], ends.reshape(2, -1, K), by_logs
+        return fields, views
 
     def backtrace(self, updated: Messages, after: Array, steps: slice) -> Array:
         stored = self._from_rows(updated.values)
         states = self._states(after, len(stored), 1)
-        edges, sparse = self._log_matrices(steps, backward=True)
+        edges, sparse = self._matrices("logs", steps, backward=True)
         paths.backtrace(stored, edges, sparse, self.lengths, states, steps.start)
         return states[:-1].reshape(-1, *after.shape)
 
@@ -203,7 +205,7 @@ class CompiledBackend:
     ) -> tuple[Array, Suffixes]:
         stored, shape = self._from_rows(updated.values), after.losses.shape
         n = shape[-1]
-        edges, sparse = self._log_matrices(steps, backward=True)
+        edges, sparse = self._matrices("logs", steps, backward=True)
         states = np.array(after.states, np.int64, order="C").reshape(self.G, self.R, n)
         losses = np.array(after.losses, np.float64, order="C").reshape(states.shape)
         links = np.empty((len(stored), *states.shape), np.int64)
@@ -223,7 +225,7 @@ class CompiledBackend:
         self, updated: Messages, after: Array, steps: slice, uniforms: Array
     ) -> Array:
         states = self._states(after, len(uniforms), after.shape[-1])
-        ((F, logs, _), bounds, _), place = self._matrices("weights", steps, True)
+        (F, logs, _, place), bounds, _ = self._matrices("weights", steps, True)
         edges, threshold = (F, logs, place), max(bounds[1], 2.0**-900)
         stored = self._from_rows(updated.values)
         is_log = np.zeros((self.G, self.R), bool)
@@ -234,22 +236,6 @@ class CompiledBackend:
             stored, is_log, edges, threshold, lengths, u, states, scratch, steps.start
         )
         return states[:-1].reshape(-1, *after.shape)
-
-    def _whole_chain_inputs(self, size: int) -> WholeChainInputs | None:
-        """Return inputs of whole chains; None if they and `size` more numbers do not fit."""
-        shard, K, T, N = self.shard, self.K, self.shard.num_steps, self.G * self.R
-        count = 1 if self.has_one else max(1, T - 1)
-        sizes, memory_size = block_sizes(shard.rows, T, K, count, shard.lengths is not None)
-        size += memory_size + N * T * K + 2 * shard.groups * count * K * K
-        if 8 * size > 3 * self.workspace or N * T * K * K > _MAX_PRODUCTS:
-            return None
-        transitions, is_log = self._transitions(slice(0, count))
-        initial, initial_is_log, final, final_is_log = self._boundary()
-        x, lengths = self._potentials(slice(0, T)).reshape(N, T, K), self.lengths.reshape(N)
-        chains = x, lengths, transitions, initial, final, is_log, initial_is_log, final_is_log
-        columns = matrices.columns_of(transitions[0, 0], is_log) if self.may_be_sparse else FULL
-        memory, forms = np.empty(memory_size), np.empty((2, sizes[0]), np.int8)
-        return WholeChainInputs(chains, tuple(columns), sizes, memory, forms)
 
     def _potentials(self, steps: slice) -> Floats:
         """Return potentials as [G, R, n, K], not to be written to."""
@@ -272,16 +258,13 @@ class CompiledBackend:
         x.setflags(write=False)
         return x, is_log
 
-    def _boundary(self) -> list[Any]:
-        """Return copies of initial and final weights, [G * R, K], each with whether it is logs."""
-        result, shape = [], (self.G * self.R, self.K)
-        for name in ("initial", "final"):
-            weights, is_log = np.zeros(shape), True
+    def _boundary(self) -> tuple[Floats, tuple[bool, bool]]:
+        """Return a copy of initial and final weights, [2, G * R, K], and which are logs."""
+        weights, are_logs = np.zeros((2, *self.shard.state_shape)), [True, True]
+        for i, name in enumerate(("initial", "final")):
             if name in self.shard.views:
-                x, is_log = self.shard.boundary_weights(backward=name == "final")
-                weights = np.array(x, np.float64, order="C").reshape(shape)
-            result += [weights, is_log]
-        return result
+                weights[i], are_logs[i] = self.shard.boundary_weights(name == "final")
+        return weights.reshape(2, -1, self.K), (are_logs[0], are_logs[1])
 
     def _initial_carry(self, carry: Messages | None, backward: bool) -> tuple[Floats, Floats, Any]:
         """Return a carry that loops change: weights [G, R, K], scales [3, G, R], forms [G, R]."""
@@ -296,7 +279,10 @@ class CompiledBackend:
         return np.array(x, np.float64, order="C").reshape(G, R, self.K), scales, forms
 
     def _scratch(self) -> tuple[Floats, Floats]:
-        return np.empty(self.scratch[0]), np.empty(self.scratch[1])
+        """Return the fields of a `linear_space.Scratch`."""
+        width = self.K * self.R
+        count = min(CHUNK_STEPS, max(1, CHUNK // width))
+        return np.empty((count + 4) * width), np.empty((count + 3, self.R))
 
     def _states(self, after: Array, S: int, n: int) -> Integers:
         """Return memory for states of paths, [S + 1, G, R, n], whose last ones are `after`."""
@@ -304,19 +290,14 @@ class CompiledBackend:
         states[-1] = after.reshape(self.G, self.R, n)
         return states
 
-    def _log_matrices(self, steps: slice, backward: bool) -> tuple[Any, Any]:
-        """Return matrices as `paths.max_product` takes them, and their `SparseColumns`."""
-        (logs, sparse), place = self._matrices("logs", steps, backward)
-        return (*logs, place), sparse
-
-    def _matrices(self, form: str, steps: slice, backward: bool) -> tuple[Any, Any]:
-        """Return prepared matrices, and the fields of their `MatrixPlace`.
+    def _matrices(self, form: str, steps: slice, backward: bool) -> tuple[Any, ...]:
+        """Return matrices as `recursion.advance`, or with logs `paths.max_product`, takes them.
 
         They lead from each step to the one after it if `backward`, else from the one before it.
         """
         key = form, backward and form == "weights"
         if key in self._prepared:
-            return self._prepared[key]  # type: ignore[no-any-return]
+            return self._prepared[key]
         if self.has_one:
             requested = slice(0, 1)
         elif backward:
@@ -324,21 +305,18 @@ class CompiledBackend:
         else:
             requested = slice(max(steps.start - 1, 0), steps.stop - 1)
         values, is_log = self._transitions(requested)
-        prepared: Any
+        place = values.shape[1], self.per_group, requested.start
+        result: list[Any]
         if form == "logs":
-            logs = matrices.logs_of(values, is_log)
-            prepared = logs, self._compressed(_NO_WEIGHTS, logs[0])
+            F, (logs, shifts) = EMPTY, matrices.logs_of(values, is_log)
+            result = [(logs, shifts, place)]
         else:
-            weights, bounds = matrices.prepare(self.shard.ctx, values, is_log, backward)
-            prepared = weights, bounds, self._compressed(*weights[:2])
-        result = prepared, (values.shape[1], self.per_group, requested.start)
+            (F, logs, scales), bounds = matrices.prepare(self.shard.ctx, values, is_log, backward)
+            result = [(F, logs, scales, place), bounds]
+        result.append(matrices.compress(F, logs) if self.may_be_sparse else FULL)
         if self.has_one:
-            self._prepared[key] = result
-        return result
-
-    def _compressed(self, F: Floats, logs: Floats) -> tuple[Any, ...]:
-        """Return the `SparseColumns` of the one matrix of a shard; empty ones otherwise."""
-        return tuple(matrices.compress(F, logs) if self.may_be_sparse else FULL)
+            self._prepared[key] = tuple(result)
+        return tuple(result)
 
     def _from_rows(self, x: Array) -> Floats:
         """Return messages [n, groups, rows, K] as [n, G, K * R]."""
@@ -347,8 +325,7 @@ class CompiledBackend:
 
     def _to_rows(self, x: Floats) -> Floats:
         """View an array [n, G, K * R] as [n, groups, rows, K]."""
-        if self.R > 1:
-            return x.reshape(-1, self.G, self.K, self.R).transpose(0, 1, 3, 2)
+        x = x.reshape(-1, self.G, self.K, self.R).transpose(0, 1, 3, 2)
         return x.reshape(-1, self.shard.groups, self.shard.rows, self.K)
 
     def _messages(self, values: Floats, scales: Floats, is_log: Any) -> Messages:

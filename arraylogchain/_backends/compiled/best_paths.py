@@ -33,7 +33,7 @@ class Registers(NamedTuple):
     message: Any  # [2 * V]
     matrix: Any  # [V * V], logs
     identity: Any  # [V * V], its logs
-    tail: Any  # [V * V + V]: potentials of the last steps, after which V numbers may be read
+    tail: Any  # [V * V + V]: potentials of the first or last steps, V numbers after which are read
     came_from: Any  # int8 [T * V]
     vector_size: int  # V
 
@@ -51,8 +51,7 @@ def best_paths(x, logs, log_shifts, lengths, boundary, scratch, came_from, state
     lengths : array [R]
     boundary : tuple
         The fields of `Boundary`.
-    scratch, came_from : array [4 * V * V], int8 array [T * V]
-        V is 4, or 8 where there are more states.
+    scratch, came_from : array [4 * 8 * 8], int8 array [T * 8]
     states : integer array [R, T]
         -1 past a row's end, 0 where no path has a positive weight.
     out : array [3, R]
@@ -78,7 +77,7 @@ def best_paths(x, logs, log_shifts, lengths, boundary, scratch, came_from, state
                 matrix[i // K * V + i % K] = group[i]
         for t in range(lengths[r], T):
             states[r, t] = -1
-        exponent = _write_logs(boundary.initial[r], boundary.initial_is_log)
+        exponent = 0.0 if boundary.initial_is_log else elementary.write_logs(boundary.initial[r])
         potentials = x[r].reshape(T * K)[: lengths[r] * K]
         num_special = elementary.count_special(potentials)
         num_special += elementary.count_special(boundary.initial[r])
@@ -98,12 +97,6 @@ def best_paths(x, logs, log_shifts, lengths, boundary, scratch, came_from, state
 
 
 @inner
-def _write_logs(weights, is_log):
-    """Replace weights by logarithms; return the exponent by which they were scaled."""
-    return 0.0 if is_log else elementary.write_logs(weights)
-
-
-@inner
 def _add_final(message, high, remainder):
     """Add final weights to a message as `passes.last_logs` does; return the shift."""
     top = -INF
@@ -120,20 +113,18 @@ def _take_steps(potentials, initial, registers):
     """Take all steps of a row; return the shift of its last message."""
     message, matrix, identity, tail, _, V = registers
     K = len(initial)
-    T, zero = len(potentials) // K, K - K
-    one, num_tail = K // K, min(T, V)
+    T, zero, one = len(potentials) // K, K - K, K // K
+    num_tail = min(T - 1, V)
     shift = integer_shift(max_or_nan(initial))
     for k in range(V):
         message[k] = initial[k] - shift if k < K else -INF
+    for k in range(K):
+        tail[k] = potentials[k]
+    shift += _steps(tail, zero, one, K, identity, registers, zero)
+    shift += _steps(potentials, K, T - 1 - num_tail, K, matrix, registers, V)
     for i in range(num_tail * K):
         tail[i] = potentials[(T - num_tail) * K + i]
-    if num_tail == T:
-        shift += _steps(tail, zero, one, K, identity, registers, zero)
-        return shift + _steps(tail, K, T - 1, K, matrix, registers, V)
-    num_steps, to = T - 1 - num_tail, (T - num_tail) * V
-    shift += _steps(potentials, zero, one, K, identity, registers, zero)
-    shift += _steps(potentials, K, num_steps, K, matrix, registers, V)
-    return shift + _steps(tail, zero, num_tail, K, matrix, registers, to)
+    return shift + _steps(tail, zero, num_tail, K, matrix, registers, (T - num_tail) * V)
 
 
 @inner

@@ -86,12 +86,6 @@ def copy_rows(out, m, R, moved):
             out[i] = m[i]
 
 
-@inner
-def zero_row(m, r, K, R):
-    """Make all weights of a row 0, which is what they remain."""
-    m[r : K * R : R] = 0.0
-
-
 @inlined
 def matrix_index(place, g, t, backward):
     """Return the number of the matrix that leads to the message of step t."""
@@ -132,7 +126,7 @@ def certify_rows(step, logs, base, bounds, exponent, forms):
         ):
             forms[r] = FAILED
             count += 1
-            zero_row(w, r, K, R)
+            w[r::R] = 0.0
     return count
 
 
@@ -233,7 +227,7 @@ def write_factors(segment, low, count, scratch, forms, m):
         if _is_wrong(factors[i]) and forms[i % R] == LINEAR:
             forms[i % R] = FAILED
             marked += 1
-            zero_row(m, i % R, len(m) // R, R)
+            m[i % R :: R] = 0.0
         if not factors[i] < INF:
             factors[i] = 0.0  # weights of the row are 0, and stay so
     elementary.exps(factors, 0.0, factors, n)

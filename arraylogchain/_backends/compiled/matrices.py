@@ -43,7 +43,7 @@ class SparseColumns(NamedTuple):
 # The first fields of `recursion.Matrices`, and `recursion.Bounds`.
 Prepared = tuple[tuple[Floats, Floats, Floats], tuple[float, float, float, bool]]
 
-_NO_LOGS = np.empty(0)
+EMPTY = np.empty(0)
 
 
 def prepare(ctx: Context, values: Array, is_log: bool, transposed: bool) -> Prepared:
@@ -52,7 +52,7 @@ def prepare(ctx: Context, values: Array, is_log: bool, transposed: bool) -> Prep
     values = values.reshape(-1, K, K)
     flat, (extremes, scales) = np.empty((len(values), K * K)), np.zeros((2, 2, len(values)))
     num_special, low = copy(values, transposed, is_log, flat, extremes)
-    logs, threshold = _NO_LOGS, K * _ABOVE * TINY
+    logs, threshold = EMPTY, K * _ABOVE * TINY
     if not (is_log or num_special):
         bounds = max(2.0**-600, 2.0**-1000 / low), 0.0, threshold, False
         return (flat.reshape(-1), logs, scales), bounds
@@ -70,7 +70,7 @@ def prepare(ctx: Context, values: Array, is_log: bool, transposed: bool) -> Prep
         low = np.min(np.ldexp(lows, exponents), initial=INF)
     is_partial = low < _LEAST_ENTRY
     if not (is_log or is_partial or is_special):
-        logs = _NO_LOGS  # logarithms of F are rounded less
+        logs = EMPTY  # logarithms of F are rounded less
     if is_partial:
         flat, threshold = np.where(flat < _LEAST_ENTRY, 0.0, flat), K * _ABOVE * _LEAST_ENTRY
     min_weight = max(2.0**-600, 2.0**-1000 / max(low, _LEAST_ENTRY))
@@ -170,26 +170,13 @@ def logs_of(values: Array, is_log: bool) -> tuple[Floats, Floats]:
     return x.reshape(-1), maxima.reshape(-1)
 
 
-def compress(F: Floats, logs: Floats) -> SparseColumns:
-    """Return the nonzero entries of a matrix [K * K], if they are few.
+def compress(F: Array, logs: Array) -> tuple[Array, ...]:
+    """Return the fields of `SparseColumns` of a matrix of K * K entries; empty ones if it is full.
 
-    Logarithms of F are computed if `logs` is empty.
+    One of F and its logarithms may be empty: without F, weights are undefined.
     """
     K, is_log = math.isqrt(max(F.size, logs.size)), logs.size > 0
-    columns = columns_of((logs if is_log else F).reshape(K, K), is_log)
-    if columns is FULL:
-        return FULL
-    starts, numbers, _, rows, *_ = columns
-    at = rows * K + numbers[np.arange(len(rows)) - np.repeat(starts[:-1], np.diff(starts))]
-    weights = F[at] if F.size else F
-    return columns._replace(
-        weights=weights, logs=logs[at] if is_log else np.log(weights), terms=np.empty(len(rows))
-    )
-
-
-def columns_of(matrix: Array, is_log: bool) -> SparseColumns:
-    """Return the columns of a matrix [K, K], with undefined weights and without logarithms."""
-    K, is_nonzero = len(matrix), matrix > (-INF if is_log else 0.0)
+    is_nonzero = (logs > -INF if is_log else F > 0.0).reshape(K, K)
     if SPARSE_COST * np.count_nonzero(is_nonzero) > K * K:
         return FULL
     counts = np.count_nonzero(is_nonzero, axis=0)
@@ -199,9 +186,10 @@ def columns_of(matrix: Array, is_log: bool) -> SparseColumns:
     layers = np.arange(len(rows)) - (np.cumsum(counts) - counts)[columns]
     order = np.lexsort((ranks[columns], layers))
     starts = np.searchsorted(layers[order], np.arange(np.max(counts) + 1))
-    return FULL._replace(
-        starts=starts, numbers=numbers, ranks=ranks, rows=rows[order], weights=np.empty(len(rows))
-    )
+    rows, columns, terms = rows[order], columns[order], np.empty((2, len(rows)))
+    weights = F.reshape(K, K)[rows, columns] if F.size else terms[0]
+    logs = logs.reshape(K, K)[rows, columns] if is_log else np.log(weights)
+    return starts, numbers, ranks, rows, weights, logs, terms[1]
 
 
-FULL = SparseColumns(*np.empty((4, 0), np.int64), *np.empty((3, 0)))
+FULL = *np.empty((4, 0), np.int64), *np.empty((3, 0))

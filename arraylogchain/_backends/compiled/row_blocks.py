@@ -34,7 +34,6 @@ from arraylogchain._core.precision import DOUBLE
 from arraylogchain._numba.compiling import inner, views
 
 MIN_NORMALIZER, MAX_NORMALIZER = DOUBLE.normalizers
-MIN_COTANGENT, MAX_COTANGENT = DOUBLE.cotangents
 
 # Least number of rows that are computed side by side.
 SIDE_BY_SIDE = 8
@@ -52,11 +51,9 @@ class Chains(NamedTuple):
     x: Any  # [N, T, K], log potentials
     lengths: Any  # [N], in descending order in each group
     transitions: Any  # [G, n, K, K]: one matrix for every step, or n of them
-    initial: Any  # [N, K]
-    final: Any  # [N, K]
     transitions_are_log: bool
-    initial_is_log: bool
-    final_is_log: bool
+    boundary: Any  # [2, N, K], initial and final weights
+    boundary_is_log: Any  # (bool, bool)
 
 
 class Sizes(NamedTuple):
@@ -66,7 +63,6 @@ class Sizes(NamedTuple):
     batch: int  # B steps whose potentials are exponentiated together
     chunk: int  # C steps backward, whose messages are stored
     row_size: int  # numbers stored for each row; 0 where blocks use the same memory
-    is_stored: bool  # whether the messages are those of an earlier call
 
 
 class Gradients(NamedTuple):
@@ -235,45 +231,28 @@ def _carry(memory, forms, width, K):
 
 
 @inner
-def enter_block(chains, block, prepared, work):
-    """Convert boundary weights to linear space; mark rows as FAILED where either does not fit."""
-    forward, backward = block.forward, block.backward
-    first, stop = block.first, block.first + len(block.x)
-    x, y, bounds = chains.initial[first:stop], chains.final[first:stop], prepared.bounds
-    _enter_boundary(x, chains.initial_is_log, bounds, forward, work.boundary[0])
-    _enter_boundary(y, chains.final_is_log, bounds, backward, work.boundary[1])
-    for r in range(len(block.x)):
-        if backward.forms[r] != LINEAR:
-            forward.forms[r] = FAILED
-
-
-@inner
-def _enter_boundary(x, is_log, bounds, carry, copies):
-    """Convert boundary weights to linear space, in a carry.
+def enter_block(chains, block, prepared, declined, work):
+    """Convert boundary weights to linear space; mark other rows, and declined ones, as FAILED.
 
     The converted weights and their exponents are copied: each backward pass begins with them, and
     gradients with respect to boundary weights read them.
     """
-    log_range, K = linear_log_range(bounds) if bounds.min_weight > 0.0 else 0.0, x.shape[1]
-    for r in range(len(x)):
-        carry.forms[r] = LOGS if is_log else LINEAR
-        carry.shifts[r], carry.exponents[r] = 0.0, 0.0
-        for k in range(K):
-            carry.weights[r, k] = x[r, k]
-        enter_linear_space(carry, r, bounds, log_range)
-        for k in range(K):
-            copies[r, k] = carry.weights[r, k]
-        copies[r, K] = carry.exponents[r]
-
-
-@inner
-def load_last_messages(block):
-    """Load the last updated messages of an earlier call."""
-    weights = block.forward.weights
-    (width, K), last = weights.shape, block.alpha[block.lengths[0], 0]
+    bounds, (width, K) = prepared.bounds, block.forward.weights.shape
+    log_range = linear_log_range(bounds)
+    for side in range(2):
+        carry = (block.forward, block.backward)[side]
+        for r in range(width):
+            carry.forms[r] = LOGS if chains.boundary_is_log[side] else LINEAR
+            carry.shifts[r], carry.exponents[r] = 0.0, 0.0
+            for k in range(K):
+                carry.weights[r, k] = chains.boundary[side, block.first + r, k]
+            enter_linear_space(carry, r, bounds, log_range)
+            for k in range(K):
+                work.boundary[side, r, k] = carry.weights[r, k]
+            work.boundary[side, r, K] = carry.exponents[r]
     for r in range(width):
-        for k in range(K):
-            weights[r, k] = last[k * width + r]
+        if block.backward.forms[r] != LINEAR or declined[block.first + r]:
+            block.forward.forms[r] = FAILED
 
 
 @inner

@@ -14,7 +14,10 @@ from arraylogchain._backends.compiled.row_blocks import (
     MIN_NORMALIZER,
     advance_block,
 )
+from arraylogchain._core.precision import DOUBLE
 from arraylogchain._numba.compiling import inner
+
+MIN_COTANGENT, MAX_COTANGENT = DOUBLE.cotangents
 
 
 @inner
@@ -26,6 +29,10 @@ def run_backward(chains, block, prepared, cotangents, gradients, work, chunk):
     """
     forward, backward, T = block.forward, block.backward, block.lengths[0]
     width, K = forward.weights.shape
+    for r in range(width):
+        size = abs(cotangents[block.first + r])
+        if size != 0.0 and not MIN_COTANGENT <= size <= MAX_COTANGENT:
+            forward.forms[r] = FAILED
     num_failed = 1
     while num_failed > 0:
         num_failed, num_linear = 0, 0
@@ -165,10 +172,10 @@ def _write_boundary(chains, block, cotangents, gradients, work):
     Return how many rows are now marked as FAILED.
     """
     num_failed, (width, K) = 0, block.forward.weights.shape
+    last_messages = block.updated[0, 0], block.alpha[block.lengths[0], 0]
     for r in range(width if gradients.boundary.shape[1] > 0 else 0):
         for side in range(2):
-            other = block.forward.weights[r] if side else block.backward.weights[r]
-            is_log = chains.final_is_log if side else chains.initial_is_log
+            other = last_messages[side][r::width]
             weights, out, total = work.boundary[side, r], gradients.boundary[side], 0.0
             for k in range(K):
                 total += weights[k] * other[k]
@@ -179,7 +186,7 @@ def _write_boundary(chains, block, cotangents, gradients, work):
             factor = cotangents[block.first + r] / total
             for k in range(K):
                 gradient = other[k] * factor
-                if is_log:
+                if chains.boundary_is_log[side]:
                     gradient *= weights[k]
                 else:
                     gradient = math.ldexp(gradient, -int(weights[K]))
@@ -210,13 +217,10 @@ def add_sums(total, pairs):
 @inner
 def scale_pairs(pairs, matrices, by_logs):
     """Multiply pairs by the weights of their transitions, or undo the scales of these."""
-    K = pairs.shape[1]
-    for n in range(len(pairs)):
-        for i in range(K * K):
-            if by_logs:
-                # Weights of matrices that no row uses are undefined, and 0 * inf is 0 here.
-                if pairs[n, i // K, i % K] != 0.0:
-                    pairs[n, i // K, i % K] *= matrices.weights[n * K * K + i]
-            else:
-                scale = -int(matrices.scales[1, n])
-                pairs[n, i // K, i % K] = math.ldexp(pairs[n, i // K, i % K], scale)
+    flat, size = pairs.reshape(pairs.size), pairs.shape[1] * pairs.shape[2]
+    for i in range(len(flat)):
+        if not by_logs:
+            flat[i] = math.ldexp(flat[i], -int(matrices.scales[1, i // size]))
+        # Weights of matrices that no row uses are undefined, and 0 * inf is 0 here.
+        elif flat[i] != 0.0:
+            flat[i] *= matrices.weights[i]

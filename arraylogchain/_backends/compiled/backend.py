@@ -9,12 +9,7 @@ import numpy as np
 
 from arraylogchain._backends.compiled import best_paths, matrices, paths, recursion, suffixes
 from arraylogchain._backends.compiled.matrices import EMPTY, FULL
-from arraylogchain._backends.compiled.row_blocks import (
-    CHUNK,
-    CHUNK_STEPS,
-    SIDE_BY_SIDE,
-    block_sizes,
-)
+from arraylogchain._backends.compiled.row_blocks import SIDE_BY_SIDE, batch_size, block_sizes
 from arraylogchain._backends.compiled.whole_chains import whole_chains
 from arraylogchain._backends.interface import (
     BestPaths,
@@ -62,21 +57,14 @@ class CompiledBackend:
     ) -> SegmentMessages:
         G, K, R, S = self.G, self.K, self.R, steps.stop - steps.start
         new_carry = weights, scales, forms = self._initial_carry(carry, backward)
-        prepared = self._matrices("weights", steps, backward)
+        x, prepared = self._potentials(steps), self._matrices("weights", steps, backward)
         predicted = np.empty((S, G, K * R) if keep == Keep.ALL else (2, 1, K * R))
         updated = np.empty((2, 1, K * R) if keep == Keep.NOTHING else (S + 1, G, K * R))
         predicted_scales = np.empty((2, S if keep == Keep.ALL else 0, G, R))
         updated_scales = np.empty((2, 0 if keep == Keep.NOTHING else S + 1, G, R))
-        stored = predicted, updated, predicted_scales, updated_scales
+        stored, scratch = (predicted, updated, predicted_scales, updated_scales), self._scratch()
         count = recursion.advance(
-            self._potentials(steps),
-            prepared,
-            self.lengths,
-            new_carry,
-            stored,
-            self._scratch(),
-            steps.start,
-            backward,
+            x, prepared, self.lengths, new_carry, stored, scratch, steps.start, backward
         )
         shifts, exponents, log_sums = scales.reshape(3, self.shard.groups, self.shard.rows)
         is_log = forms.view(bool).reshape(shifts.shape) if count else None  # LOGS is 1, LINEAR 0
@@ -151,8 +139,8 @@ class CompiledBackend:
         x, boundary = self._potentials(slice(0, T)).reshape(N, T, K), self._boundary()
         chains = x, self.lengths.reshape(N), transitions, is_log, *boundary
         columns = [FULL] * (1 + has_gradients)
-        for i, P in enumerate((transitions[0, 0], transitions[0, 0].T)[: len(columns)]):
-            if self.may_be_sparse:
+        if self.may_be_sparse:
+            for i, P in enumerate((transitions[0, 0], transitions[0, 0].T)[: len(columns)]):
                 columns[i] = matrices.compress(*((EMPTY, P) if is_log else (P, EMPTY)))
         row_size = (T + 1) * K if store_messages or stored is not None else 0
         if stored is None:
@@ -183,14 +171,13 @@ class CompiledBackend:
         shard, K, T = self.shard, self.K, self.shard.num_steps
         with_states, with_pairs = "potentials" in requested, "transitions" in requested
         with_ends = "initial" in requested or "final" in requested
-        potentials = np.empty((shard.groups * with_states, shard.rows, T, K))
+        states = np.empty((shard.groups * with_states, shard.rows, T, K))
         pairs = np.zeros((shard.groups * with_pairs, 1, num_matrices, K, K))
         ends = np.empty((2, shard.groups * with_ends, shard.rows, K))
-        arrays = potentials, pairs, ends[0], ends[1]
-        views = dict(zip(("potentials", "transitions", "initial", "final"), arrays, strict=True))
+        views = {"potentials": states, "transitions": pairs, "initial": ends[0], "final": ends[1]}
         for name in views.keys() - requested:
             del views[name]
-        fields = potentials.reshape(-1, T, K), pairs[:, 0], ends.reshape(2, -1, K), by_logs
+        fields = states.reshape(-1, T, K), pairs[:, 0], ends.reshape(2, -1, K), by_logs
         return fields, views
 
     def backtrace(self, updated: Messages, after: Array, steps: slice) -> Array:
@@ -280,8 +267,7 @@ class CompiledBackend:
 
     def _scratch(self) -> tuple[Floats, Floats]:
         """Return the fields of a `linear_space.Scratch`."""
-        width = self.K * self.R
-        count = min(CHUNK_STEPS, max(1, CHUNK // width))
+        width, count = self.K * self.R, batch_size(self.K * self.R)
         return np.empty((count + 4) * width), np.empty((count + 3, self.R))
 
     def _states(self, after: Array, S: int, n: int) -> Integers:

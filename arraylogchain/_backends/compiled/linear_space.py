@@ -118,12 +118,10 @@ def certify_rows(step, logs, base, bounds, exponent, forms):
     for r in range(step.active):
         if forms[r] != LINEAR:
             continue
-        is_certified = True
-        if bounds.threshold > 0.0 and r < step.moved:
+        is_certified = rescale_into_range(v, step.factors, w, r, R, min_weight, exponent)
+        if is_certified and bounds.threshold > 0.0 and r < step.moved:
             is_certified = _are_certified(step, logs, base, bounds.threshold, r, K, R)
-        if not (
-            is_certified and rescale_into_range(v, step.factors, w, r, R, min_weight, exponent)
-        ):
+        if not is_certified:
             forms[r] = FAILED
             count += 1
             w[r::R] = 0.0

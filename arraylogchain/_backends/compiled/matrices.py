@@ -118,8 +118,7 @@ def prepare_linear(values, is_log, out, scales, extremes):
     infinite or NaN that linear space does not certify sums.
     """
     num_special, low = copy_matrices(values, False, is_log, out, extremes)
-    for n in range(len(values)):
-        scales[0, n], scales[1, n] = 0.0, 0.0
+    scales[:] = 0.0
     for n in range(len(values) if is_log or num_special > 0 else 0):
         top, lowest = extremes[0, n], extremes[1, n]
         if not top < INF or (not is_log and 0.0 < top < 2.0**-1000):

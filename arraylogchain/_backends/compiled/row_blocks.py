@@ -38,7 +38,7 @@ MIN_NORMALIZER, MAX_NORMALIZER = DOUBLE.normalizers
 # Least number of rows that are computed side by side.
 SIDE_BY_SIDE = 8
 # Potentials that are exponentiated together, and their steps, at most.
-CHUNK, CHUNK_STEPS = 4096, 64
+_CHUNK, _CHUNK_STEPS = 4096, 64
 # Rows of a block, at most: of about one length where lengths differ.
 _MAX_ROWS, _MAX_RAGGED_ROWS = 256, 64
 
@@ -136,6 +136,11 @@ def cut_memory(chains, sizes, memory):
     )
 
 
+def batch_size(width: int) -> int:
+    """Return the number of steps, each of `width` potentials, that are exponentiated together."""
+    return min(_CHUNK_STEPS, max(1, _CHUNK // width))
+
+
 @lru_cache(maxsize=256)
 def block_sizes(
     rows: int, T: int, K: int, num_matrices: int, is_ragged: bool
@@ -145,9 +150,8 @@ def block_sizes(
     The messages of one step of a block fit a cache.
     """
     max_rows = _MAX_RAGGED_ROWS if is_ragged else _MAX_ROWS
-    L = min(rows, max_rows, max(SIDE_BY_SIDE, CHUNK // K)) if rows >= SIDE_BY_SIDE else 1
-    B = min(CHUNK_STEPS, max(1, CHUNK // (K * L)))
-    C = max(2, min(T, max(4, 2 * CHUNK // (K * L))))
+    L = min(rows, max_rows, max(SIDE_BY_SIDE, _CHUNK // K)) if rows >= SIDE_BY_SIDE else 1
+    B, C = batch_size(K * L), max(2, min(T, max(4, 2 * _CHUNK // (K * L))))
     memory_size = L * ((B + 4) * K + B + 3 + 4 * K + 7 + (2 * C + 1) * K)
     return (L, B, C), memory_size + num_matrices * (3 * K * K + 4)
 

@@ -26,7 +26,7 @@ def why_not() -> str | None:
         return f"Numba {version} is too old; {'.'.join(map(str, OLDEST))} or newer is needed"
     try:
         importlib.import_module("arraylogchain._numba.intrinsics")
-    except Exception as error:  # a release may have changed what it imports
+    except Exception as error:  # names that it imports may have changed
         return f"the intrinsics of compiled loops do not fit Numba {version}: {_line(error)}"
     return None
 

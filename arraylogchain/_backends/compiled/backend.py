@@ -167,17 +167,17 @@ class CompiledBackend:
     def _gradients(
         self, requested: Collection[str], num_matrices: int, by_logs: bool
     ) -> tuple[tuple[Any, ...], dict[str, Array]]:
-        """Return memory for `Gradients`, and views of what was requested."""
+        """Return the fields of `Gradients`, undefined, and the requested gradients by name."""
         shard, K, T = self.shard, self.K, self.shard.num_steps
         with_states, with_pairs = "potentials" in requested, "transitions" in requested
-        with_ends = "initial" in requested or "final" in requested
+        with_boundary = "initial" in requested or "final" in requested
         states = np.empty((shard.groups * with_states, shard.rows, T, K))
         pairs = np.zeros((shard.groups * with_pairs, 1, num_matrices, K, K))
-        ends = np.empty((2, shard.groups * with_ends, shard.rows, K))
-        views = {"potentials": states, "transitions": pairs, "initial": ends[0], "final": ends[1]}
+        initial, final = boundary = np.empty((2, shard.groups * with_boundary, shard.rows, K))
+        views = {"potentials": states, "transitions": pairs, "initial": initial, "final": final}
         for name in views.keys() - requested:
             del views[name]
-        fields = states.reshape(-1, T, K), pairs[:, 0], ends.reshape(2, -1, K), by_logs
+        fields = states.reshape(-1, T, K), pairs[:, 0], boundary.reshape(2, -1, K), by_logs
         return fields, views
 
     def backtrace(self, updated: Messages, after: Array, steps: slice) -> Array:

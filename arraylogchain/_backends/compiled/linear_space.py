@@ -25,7 +25,7 @@ MOST = 2.0**400
 LINEAR, LOGS, FAILED = range(3)
 # The power of two that a row's largest weight is raised to, and weights that are to be raised.
 RAISED, SMALL = 300, 2.0**200
-# Small weights are raised, and logs brought near 0, after so many steps.
+# Number of steps after which small weights are raised, and logs brought near 0.
 PERIOD = 8
 # Factors below exp of this may be lost.
 DEEPEST = -700.0
@@ -80,7 +80,7 @@ def num_active(lengths, t):
 
 @inner
 def copy_rows(out, m, R, moved):
-    """Copy the weights of rows that have not begun, or are at their end."""
+    """Copy the weights of rows without a transition into the step."""
     for start in range(0, len(m) if moved < R else 0, R):
         for i in range(start + moved, start + R):
             out[i] = m[i]

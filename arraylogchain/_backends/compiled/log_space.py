@@ -49,7 +49,7 @@ def _sparse_product(a, sparse, out, maxima, sums):
 
 @inlined
 def log_entry(F, L, at):
-    """Return the logarithm of an entry: what is kept of it, if anything is."""
+    """Return the logarithm of an entry of F: that of L, if logarithms are stored."""
     if len(L) > 0:
         return L[at]
     return math.log(F[at]) if F[at] > 0.0 else -INF

@@ -61,7 +61,7 @@ class Bounds(NamedTuple):
 
 
 class PreparedMatrices(NamedTuple):
-    """Matrices of one direction, what certifies their products, and a sparse one's columns."""
+    """Matrices of one direction, bounds that certify their products, and sparse columns."""
 
     matrices: Any  # a `Matrices`
     bounds: Any  # a `Bounds`
@@ -80,7 +80,8 @@ class Carry(NamedTuple):
 class Stored(NamedTuple):
     """Messages of the segment's S steps, as far as the caller asked for them.
 
-    What is not asked for is a scratch buffer of two steps, [2, 1, K * R], with empty scales.
+    Messages that are not requested are a scratch buffer of two steps, [2, 1, K * R], with empty
+    scales.
     """
 
     predicted: Any  # [S, G, K * R]

@@ -13,6 +13,7 @@ import importlib
 import os
 import re
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -57,25 +58,27 @@ class Tables:
         self._is_capturing, self._synchronize = is_capturing, synchronize
         self._tables: dict[tuple[Any, ...], Array] = {}  # in order of use
         self._captured: set[tuple[Any, ...]] = set()
+        self._lock = threading.Lock()
 
     def read(self, library: str, x: np.ndarray, copy: Callable[[np.ndarray], Array]) -> Array:
         """Return the copy of an array in a library's memory, made by `copy` if there is none."""
-        key = library, x.shape, x.dtype.str, x.tobytes()
-        table, is_capturing = self._tables.pop(key, None), self._is_capturing()
-        if table is None:
+        key, is_capturing = (library, x.shape, x.dtype.str, x.tobytes()), self._is_capturing()
+        with self._lock:
+            table = self._tables.pop(key, None)
+            if table is None:
+                if is_capturing:
+                    raise RuntimeError(
+                        "a CUDA graph is being captured, and lengths have not been copied to the "
+                        "device; make the same call once before the capture"
+                    )
+                table = copy(x)
+                self._synchronize()
+            self._tables[key] = table
             if is_capturing:
-                raise RuntimeError(
-                    "a CUDA graph is being captured, and lengths have not been copied to the "
-                    "device; make the same call once before the capture"
-                )
-            table = copy(x)
-            self._synchronize()
-        self._tables[key] = table
-        if is_capturing:
-            self._captured.add(key)
-        if len(self._tables) > 64 + len(self._captured):
-            del self._tables[next(x for x in self._tables if x not in self._captured)]
-        return table
+                self._captured.add(key)
+            if len(self._tables) > 64 + len(self._captured):
+                del self._tables[next(x for x in self._tables if x not in self._captured)]
+            return table
 
 
 class Unavailable(str):

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import ModuleType, SimpleNamespace
@@ -251,6 +253,25 @@ def test_tables_are_copied_once_and_kept_for_graphs():
     assert tables.read("numpy", np.arange(3), copy) is first
     tables.read("numpy", np.arange(100), copy)
     assert len(copies) == 102
+
+
+def test_tables_are_copied_once_for_all_threads():
+    """A graph that was captured must not lose its copy to another thread's."""
+    copies = []
+
+    def copy(x: np.ndarray) -> np.ndarray:
+        copies.append(x.copy())
+        return copies[-1]
+
+    def is_capturing() -> bool:
+        time.sleep(0.001)  # lets the other threads in
+        return False
+
+    tables = device_module.Tables(is_capturing, lambda: time.sleep(0.001))
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda _: tables.read("numpy", np.arange(3), copy), range(40)))
+    assert len(copies) == 1
+    assert all(x is copies[0] for x in results)
 
 
 def test_torch_s_memory_and_stream_are_used(cupy, torch):

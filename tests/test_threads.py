@@ -55,6 +55,13 @@ def test_all_workers_take_part():
     run_blocks(lambda start, stop: barrier.wait(), 3, 1, workers=3)
 
 
+def test_pools_serve_calls_of_all_sizes():
+    for count in range(2, 30):
+        for workers in (2, 3, 4, num_workers() + 4):
+            run_blocks(lambda start, stop: None, count, 1, workers)
+    assert _threads._pool.cache_info().misses <= 4
+
+
 @pytest.mark.parametrize(("count", "workers"), [(4, 8), (100, 1)])
 def test_small_work_touches_no_pool(count, workers):
     run_blocks(lambda start, stop: None, count, 4, workers)

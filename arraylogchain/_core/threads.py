@@ -45,7 +45,8 @@ def run_blocks(work: Callable[[int, int], object], count: int, block: int) -> No
     if 0 < count <= block:
         work(0, count)
         return
-    helpers = min(requested.get() or num_workers(), -(-count // block)) - 1
+    limit = requested.get() or num_workers()
+    helpers = min(limit, -(-count // block)) - 1
     starts = deque(range(0, count, block))
     # Emptied at the end: helpers that never started keep it in the pool's queue.
     held = [work]
@@ -62,7 +63,7 @@ def run_blocks(work: Callable[[int, int], object], count: int, block: int) -> No
             starts.clear()
             raise
 
-    futures = _submit(take_blocks, helpers)
+    futures = _submit(take_blocks, helpers, limit)
     try:
         take_blocks()
     finally:
@@ -126,16 +127,16 @@ def _quota() -> float:
         return math.inf
 
 
-@lru_cache(maxsize=2)  # for the usual number of threads, and for another one
+@lru_cache(maxsize=8)  # for the usual number of threads, and for others that callers ask for
 def _pool(size: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(size, _NAME)
 
 
-def _submit(task: Callable[[], None], helpers: int) -> list[Future[None]]:
-    """Run a task on threads of the pool; on none if none can be started."""
+def _submit(task: Callable[[], None], helpers: int, limit: int) -> list[Future[None]]:
+    """Run a task on threads of the pool for a limit; on none if none can be started."""
     if helpers < 1 or threading.current_thread().name.startswith(_NAME):
         return []
-    pool = _pool(max(helpers, num_workers() - 1))
+    pool = _pool(max(limit, num_workers()) - 1)
     try:
         # The context has NumPy's error state; each thread needs a copy of its own.
         return [pool.submit(contextvars.copy_context().run, task) for _ in range(helpers)]

@@ -239,6 +239,11 @@ class CudaBackend(ArrayBackend):
         x = self.shard.unsorted(x, tuple(map(int, x.shape[x.ndim - num_axes :])))
         return x, self.ctx.kernels.strides(x)
 
+    def is_in_place(self, x: Array, num_axes: int) -> bool:
+        """Return whether `rows_of` returns views of an array [*batch, T, ...], not copies."""
+        step = self.shard.view(x, (slice(1),))
+        return self.pointer(self.rows_of(step, num_axes)[0]) == self.pointer(step)
+
     def copy_back(self, x: Array, out: Array) -> None:
         """Write an array that `rows_of` returned, if it is a copy, to the one that it is of."""
         if self.pointer(x) != self.pointer(out):

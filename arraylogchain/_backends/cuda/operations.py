@@ -1,6 +1,7 @@
 """Whole operations on a shard by kernels: filtered results, entropies, best paths and samples.
 
-They are methods of `CudaBackend`, and return None or False if a kernel cannot be used.
+They are methods of `CudaBackend`, and return None or False if a kernel cannot be used, or cannot
+write paths in place.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ def entropies(self: Any, forward_pass: Any) -> Array | None:
         out = self.ctx.kernels.empty((steps.stop - steps.start, groups, rows), "float64")
         for part in self.parts(steps, False, 1):
             at = part.start - steps.start
-            prepared = self.prepared(part, False, (self.scales(part), part.start), False)
+            scales = self.scales(part)  # held while kernels read them
+            prepared = self.prepared(part, False, (scales, part.start), False)
             previous = alpha + (at - 1) * size if at else self.pointer(before and before.values)
             messages = map(np.uint64, (alpha + at * size, previous, beta + at * size))
             chain = self.rows(part) + self.chain(prepared)
@@ -68,7 +70,7 @@ def entropies(self: Any, forward_pass: Any) -> Array | None:
 def backtrace_paths(self: Any, forward_pass: Any, states: Array, weights: Array) -> bool:
     """Write best paths [*batch, T] and the logs of their weights after a pass."""
     shard, kernels = self.shard, (self.kernel("chain_trace"), self.kernel("best_last_states"))
-    if not self.has(*kernels, sums=False):
+    if not (self.has(*kernels, sums=False) and self.is_in_place(states, 1)):
         return False
     groups, rows, _ = shard.state_shape
     final, _held = self.boundary(True)
@@ -76,39 +78,31 @@ def backtrace_paths(self: Any, forward_pass: Any, states: Array, weights: Array)
     arguments: tuple[Any, ...] = (self.rows(), self.pack(forward_pass.carry), final, after, best)
     self.ctx.kernels.run(kernels[1], -(-groups * rows // 4), 128, arguments)
     shard.write(weights, best)
-    view = shard.view(states)
-    path, strides = self.rows_of(view, 1)
-    for chain, logs, first in _launches_backward(self, forward_pass):
-        arguments = (chain, logs, after, *_at(self, path, strides, first))
+    for chain, logs, steps in _launches_backward(self, forward_pass):
+        path, strides = self.rows_of(shard.view(states, (steps,)), 1)
+        arguments = (chain, logs, after, path, STRIDES.pack(*strides))
         self.ctx.kernels.run(kernels[0], -(-groups * rows // 4), 128, arguments)
-    self.copy_back(path, view)
     return True
 
 
 def sample_paths(self: Any, forward_pass: Any, paths: Array, uniforms: Array) -> bool:
     """Write samples [*batch, T, samples] after a pass; their numbers may share their memory."""
     shard, kernel, count = self.shard, self.kernel("sample_paths"), int(paths.shape[-1])
-    if not self.has(kernel):
+    if not (self.has(kernel) and self.is_in_place(paths, 2)):
         return False
     (groups, rows, _), (final, _held) = shard.state_shape, self.boundary(True)
-    view = shard.view(paths)
-    (states, strides), (u, u_strides) = self.rows_of(view, 2), self.rows_of(shard.view(uniforms), 2)
     after = self.ctx.kernels.empty((groups, rows, count), "int64")
-    for chain, logs, first in _launches_backward(self, forward_pass) if count else ():
-        outputs = *_at(self, states, strides, first), *_at(self, u, u_strides, first)
+    for chain, logs, steps in _launches_backward(self, forward_pass) if count else ():
+        states, strides = self.rows_of(shard.view(paths, (steps,)), 2)
+        u, u_strides = self.rows_of(shard.view(uniforms, (steps,)), 2)
+        outputs = states, STRIDES.pack(*strides), u, STRIDES.pack(*u_strides)
         arguments = (chain, final, logs, after, *outputs, np.int64(count))
         self.ctx.kernels.run(kernel, -(-groups * rows * count // 4), 128, arguments)
-    self.copy_back(states, view)
     return True
 
 
-def _at(self: Any, x: Array, strides: tuple[int, ...], step: int) -> tuple[np.uint64, bytes]:
-    """Return where a step is in an array of numbers of eight bytes, and struct Strides."""
-    return np.uint64(self.pointer(x) + 8 * step * strides[2]), STRIDES.pack(*strides)
-
-
-def _launches_backward(self: Any, forward_pass: Any) -> Iterator[tuple[bytes, np.uint64, int]]:
-    """Yield for each launch back in time struct Chain, where messages are, and its first step."""
+def _launches_backward(self: Any, forward_pass: Any) -> Iterator[tuple[bytes, np.uint64, slice]]:
+    """Yield for each launch back in time struct Chain, where messages are, and its steps."""
     groups, rows, states = self.shard.state_shape
     size = groups * rows * states * self.ctx.precision.itemsize
     for n, steps in reversed(list(enumerate(forward_pass.segments))):
@@ -116,4 +110,4 @@ def _launches_backward(self: Any, forward_pass: Any) -> Iterator[tuple[bytes, np
         for part in self.parts(steps, True, 1):
             prepared = self.prepared(part, False, scales, False, transposes_logs=True)
             place = self.pointer(held.values) + (part.start - steps.start) * size
-            yield self.rows(part) + self.chain(prepared), np.uint64(place), part.start
+            yield self.rows(part) + self.chain(prepared), np.uint64(place), part

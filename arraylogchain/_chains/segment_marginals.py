@@ -59,8 +59,8 @@ class ShardSums:
     precision : Precision
         That of the shard's messages.
     unscaled_log_z : array [groups, rows]
-        Up to the scale of the last message. log Z may overflow through its scale while the
-        marginals are well defined.
+        Up to the scale of the last message, where log Z is very large. log Z may overflow through
+        its scale while the marginals are well defined.
     cotangents : array [groups, rows]
         Finite numbers in the widest precision; zero where log Z is infinite, NaN where it is NaN.
     is_zero : bool array [1, groups, rows] or None
@@ -75,12 +75,14 @@ class ShardSums:
         shard, last, self.accumulator = forward_pass.shard, forward_pass.carry, accumulator
         ctx, xp, self.shard, self.workspace = shard.ctx, shard.ctx.xp, shard, forward_pass.workspace
         self.precision = precision = DOUBLE if last.values.dtype == xp.float64 else SINGLE
-        self.unscaled_log_z = log_z = log_sum(xp, last_logs(shard, last).values)
-        values = xp.ones_like(log_z)
+        log_z, values = forward_pass.log_z, xp.ones_like(forward_pass.log_z)
         if cotangent is not None:
             values = ctx.load(shard.read(cotangent), ctx.widest)
             values = bounded(ctx, values, ctx.dtype(precision))
-        self.cotangents = xp.where(xp.isinf(log_z), 0.0, values + 0.0 * log_z)
+        if not ctx.are_within(2.0**60, log_z):
+            log_z = log_sum(xp, last_logs(shard, last).values)
+            values = xp.where(xp.isinf(log_z), 0.0, values + 0.0 * log_z)
+        self.unscaled_log_z, self.cotangents = log_z, values
         magnitudes, self.is_zero = xp.abs(self.cotangents), None
         self.smallest, self.largest = float(xp.min(magnitudes)), float(xp.max(magnitudes))
         if not self.smallest > 0:

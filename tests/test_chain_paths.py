@@ -105,7 +105,7 @@ def test_best_paths_are_all_paths_in_order(backend, dtype, T, K, rows, num_paths
 
 
 @pytest.mark.parametrize(("K", "rows", "num_paths"), [(4, 1, 40), (30, 9, 8), (30, 1, 200)])
-@pytest.mark.parametrize("density", [1, 0.05], ids=["full", "compressed columns"])
+@pytest.mark.parametrize("density", [1, 0.05], ids=["full", "sparse"])
 def test_loops_and_array_operations_find_the_same_paths(monkeypatch, K, rows, num_paths, density):
     """In one segment or several, whose messages are computed again."""
     P = uniform(K, K) * (uniform(K, K, seed=1) < density) + np.eye(K) + np.eye(K, k=1)

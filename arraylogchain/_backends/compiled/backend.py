@@ -138,10 +138,10 @@ class CompiledBackend:
         transitions, is_log = self._transitions(slice(0, count))
         x, boundary = self._potentials(slice(0, T)).reshape(N, T, K), self._boundary()
         chains = x, self.lengths.reshape(N), transitions, is_log, *boundary
-        columns = [FULL] * (1 + has_gradients)
+        columns = [tuple(FULL)] * (1 + has_gradients)
         if self.may_be_sparse:
             for i, P in enumerate((transitions[0, 0], transitions[0, 0].T)[: len(columns)]):
-                columns[i] = matrices.compress(*((EMPTY, P) if is_log else (P, EMPTY)))
+                columns[i] = tuple(matrices.compress(*((EMPTY, P) if is_log else (P, EMPTY))))
         row_size = (T + 1) * K if store_messages or stored is not None else 0
         if stored is None:
             length = N * row_size or (T + 1 if has_gradients else 2) * K * sizes[0]
@@ -299,7 +299,7 @@ class CompiledBackend:
         else:
             (F, logs, scales), bounds = matrices.prepare(self.shard.ctx, values, is_log, backward)
             result = [(F, logs, scales, place), bounds]
-        result.append(matrices.compress(F, logs) if self.may_be_sparse else FULL)
+        result.append(tuple(matrices.compress(F, logs) if self.may_be_sparse else FULL))
         if self.has_one:
             self._prepared[key] = tuple(result)
         return tuple(result)

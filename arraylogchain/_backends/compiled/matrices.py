@@ -141,7 +141,7 @@ def prepare_linear(values, is_log, out, scales, extremes):
 
 @inlined
 def num_entries(columns, j, K):
-    """Return how many entries the column j of a matrix [K, K] has: all, if it is full."""
+    """Return the number of entries of the column j of a matrix [K, K]: K if it is full."""
     if len(columns.rows) == 0:
         return K
     starts, n, rank = columns.starts, 0, columns.ranks[j]
@@ -169,8 +169,8 @@ def logs_of(values: Array, is_log: bool) -> tuple[Floats, Floats]:
     return x.reshape(-1), maxima.reshape(-1)
 
 
-def compress(F: Array, logs: Array) -> tuple[Array, ...]:
-    """Return the fields of `SparseColumns` of a matrix of K * K entries; empty ones if it is full.
+def compress(F: Array, logs: Array) -> SparseColumns:
+    """Return the sparse columns of a matrix of K * K entries; empty ones if it is full.
 
     One of F and its logarithms may be empty: without F, weights are undefined.
     """
@@ -188,7 +188,7 @@ def compress(F: Array, logs: Array) -> tuple[Array, ...]:
     rows, columns, terms = rows[order], columns[order], np.empty((2, len(rows)))
     weights = F.reshape(K, K)[rows, columns] if F.size else terms[0]
     logs = logs.reshape(K, K)[rows, columns] if is_log else np.log(weights)
-    return starts, numbers, ranks, rows, weights, logs, terms[1]
+    return SparseColumns(starts, numbers, ranks, rows, weights, logs, terms[1])
 
 
-FULL = *np.empty((4, 0), np.int64), *np.empty((3, 0))
+FULL = SparseColumns(*np.empty((4, 0), np.int64), *np.empty((3, 0)))

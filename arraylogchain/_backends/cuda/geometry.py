@@ -12,6 +12,15 @@ from arraylogchain._cuda.kernels import Kernel, kernel_named
 _WARPS, _FOUR_ROWS = 128, 512
 
 
+class LaunchSizes(NamedTuple):
+    """Sizes of a launch: blocks, threads of a block and of a row, bytes of shared memory."""
+
+    blocks: int
+    threads: int
+    threads_per_row: int
+    shared_memory: int
+
+
 class Geometry(NamedTuple):
     """Template arguments of `chain_steps`, and the sizes of its launches."""
 
@@ -24,8 +33,8 @@ class Geometry(NamedTuple):
         arguments = [str(x).lower() for x in (sums, *self)]
         return kernel_named("chain_steps", ctx.precision.name, *arguments)
 
-    def sizes(self, shard: Shard) -> tuple[int, int, int, int]:
-        """Return the blocks of a launch, threads of one and of a row, and its shared memory."""
+    def sizes(self, shard: Shard) -> LaunchSizes:
+        """Return the sizes of a launch for a shard."""
         groups, rows, states = shard.state_shape
         item, width = shard.ctx.precision.itemsize, power_of_two(states)
         if self.in_warp:
@@ -37,7 +46,7 @@ class Geometry(NamedTuple):
         else:
             block, slots, grid = -(-states // 32) * 32, 1, groups * -(-rows // self.rows)
         shared = (slots * 2 * states + 32) * self.rows * item
-        return grid, block, width, shared + self.on_chip * states * states * item
+        return LaunchSizes(grid, block, width, shared + self.on_chip * states * states * item)
 
 
 def geometry_of(shard: Shard) -> Geometry:
@@ -52,7 +61,7 @@ def geometry_of(shard: Shard) -> Geometry:
     has_four = rows >= 4 and states <= _FOUR_ROWS and 2 * fours >= device.multiprocessors
     is_shared = shard.chain.has_one_matrix and (groups == 1 or not in_warp)
     geometry = Geometry(in_warp, 4 if has_four and not in_warp else 1, is_shared)
-    fits = geometry.sizes(shard)[3] <= device.shared_memory
+    fits = geometry.sizes(shard).shared_memory <= device.shared_memory
     return geometry if fits else geometry._replace(on_chip=False)
 
 

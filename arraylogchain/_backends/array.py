@@ -63,11 +63,11 @@ class ArrayBackend(ArrayBacktraces):
     def matrix(
         self, time: int, backward: bool, as_logs: bool = False
     ) -> tuple[Operand, Array | None]:
-        """Return the matrices from a step to the next as operands, and their weights or logarithms.
+        """Return the matrices from a step to the next as an operand, and their entries.
 
-        Only active groups have one; backward they are transposed. Weights and logarithms are those
-        up to `Operand.scale`. They are None if they do not fit the workspace, and logarithms that
-        are used at one step only are None too.
+        Only active groups have one; backward they are transposed. Entries are weights or, if
+        `as_logs`, logarithms, without the operand's scale. They are None if they exceed the
+        workspace, or are logarithms that are used at one step only.
         """
         shard, ctx, key = self.shard, self.ctx, (backward, as_logs)
         if key in self._cached:

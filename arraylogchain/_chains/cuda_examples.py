@@ -22,18 +22,18 @@ from arraylogchain._products.operand import PullbackInputs
 
 _WORKSPACE = 2**24
 _STEPS = 5
-# Not 0: whether a weight below normal numbers is one differs from device to device.
+# Not 0: devices differ in whether a subnormal weight counts as positive.
 _UNIFORMS = np.array([1e-9, 0.6])[:, None, None, None]
 
 
 def _entries(ctx: Context, seed: int, sd: float, *shape: int) -> np.ndarray:
-    """Return integers, some of them in wide ranges, and zeros in log space."""
+    """Return integers, some of them in wide ranges, and -inf, the log of a weight of 0."""
     depth = 120.0 if ctx.precision.name == "float32" else 800.0
     x = np.rint(np.random.default_rng(seed).normal(0, sd, shape))
     x[..., 3::7, :] *= 4
     x[..., ::5, 1::2] -= depth
     x[..., -1] -= depth
-    # State 1 is reached from the last one alone, and states 2, 11, ... lead to that alone.
+    # Of a matrix [from, to]: state 1 is reached from the last one alone; rows 2, 11, ... are small.
     x[..., :-1, 1] -= depth
     x[..., 2::9, :-1] -= depth
     x[..., 4::9, 2:] = -np.inf
@@ -52,7 +52,7 @@ def _run_product(function: Callable[..., Any], ctx: Context, a: Array, b: Array)
 
 
 def _large_product(ctx: Context, layout: Fold, a: Array, b: Array, workspace: int) -> Array:
-    """Return the log product as if it were large."""
+    """Return the log product by the route for large ones: cuBLAS, then `log_epilogue`."""
     if ctx.kernels is None:
         return certified.logmatmulexp(ctx, layout, a, b, workspace)
     from arraylogchain._products import cuda
@@ -68,10 +68,13 @@ def _product_gradients(ctx: Context, layout: Fold, a: Array, b: Array, workspace
     return gradients.logmatmulexp_gradients(ctx, layout, PullbackInputs(a, b, out, g), budget)
 
 
-def _chain_example(ctx: Context, name: str, steps: Sequence[str]) -> Example:
-    """Return a chain that takes a variant of `chain_steps` on any device."""
-    is_layout = len(steps) == 4
-    sums, in_warp, at_a_time, on_chip = steps if is_layout else ("true", "true", "1", "false")
+def _chain_example(ctx: Context, name: str, variant: Sequence[str]) -> Example:
+    """Return an operation, and a chain for which `geometry_of` selects a variant of `chain_steps`.
+
+    The variant's template arguments follow from the chain's shapes, whatever the device.
+    """
+    is_layout = len(variant) == 4
+    sums, in_warp, at_a_time, on_chip = variant if is_layout else ("true", "true", "1", "false")
     states, rows = (13, 5) if in_warp == "true" else (37, 3)
     groups, matrices = (1, 1) if on_chip == "true" else (2, _STEPS - 1)
     if at_a_time == "4":

@@ -211,7 +211,7 @@ class BackwardPass:
         ctx, xp, g = self.ctx, self.ctx.xp, self.sums.cotangents
         if not is_log and message.is_log is None:
             terms = ctx.load(weights, self.precision) * message.values
-            factors = self.sums.over(ctx.row_sums(terms))
+            factors = self.sums.factors(ctx.row_sums(terms))
             if factors is not None:
                 return message.values * factors[..., None], terms * factors[..., None]
         values = ctx.load(message.to_log_space(ctx).values, ctx.widest)

@@ -59,8 +59,8 @@ class ShardSums:
     precision : Precision
         That of the shard's messages.
     unscaled_log_z : array [groups, rows]
-        Up to the scale of the last message, where log Z is very large. log Z may overflow through
-        its scale while the marginals are well defined.
+        log Z; where one exceeds 2**60, the log sums of the last message without its scale, through
+        which log Z may overflow while the marginals are well defined.
     cotangents : array [groups, rows]
         Finite numbers in the widest precision; zero where log Z is infinite, NaN where it is NaN.
     is_zero : bool array [1, groups, rows] or None
@@ -89,8 +89,8 @@ class ShardSums:
             self.is_zero = (magnitudes == 0)[None, ...]
             self.smallest = float(xp.min(xp.where(magnitudes > 0, magnitudes, 1.0)))
 
-    def over(self, normalizers: Array) -> Array | None:
-        """Return cotangents over normalizers of linear weights, if these certify the quotients.
+    def factors(self, normalizers: Array) -> Array | None:
+        """Return cotangents divided by normalizers Z_t of linear weights.
 
         Parameters
         ----------
@@ -99,7 +99,8 @@ class ShardSums:
         Returns
         -------
         array or None
-            None where a normalizer or a cotangent is too close to underflow or overflow.
+            None where a normalizer or a cotangent is too close to underflow or overflow to certify
+        marginals.
         """
         ctx, (lowest, highest) = self.shard.ctx, self.precision.cotangents
         if not (self.smallest >= lowest and self.largest <= highest):
@@ -184,7 +185,7 @@ class SegmentMarginals:
         ctx, alpha = self.ctx, self.alpha.weights(self.ctx)
         marginals = self.where(self.no_state, 0.0, alpha * self.beta.weights(ctx))
         normalizers = self.where(self.no_state, 1.0, ctx.row_sums(marginals))
-        factors = self.sums.over(normalizers)
+        factors = self.sums.factors(normalizers)
         if factors is None:
             return None
         if self.sources.stop:

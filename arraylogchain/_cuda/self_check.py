@@ -53,7 +53,8 @@ EXAMPLES: dict[str, Callable[[Context, str, Sequence[str]], Example]] = {}
 def is_usable(ctx: Context, kernel: Kernel, steps: Kernel | None = None) -> bool:
     """Return whether a kernel is right on this device; it is loaded, and checked if it is new.
 
-    `steps` is the kernel of the recursion that an operation uses, too: the check uses the same.
+    `steps` is the variant of `chain_steps` that the caller's operation runs; the example is shaped
+    to run it, too. During a check every kernel counts as usable.
     """
     if _is_checking.get():
         return True
@@ -100,10 +101,10 @@ def _has_no_problem(ctx: Context, kernel: Kernel, steps: Kernel | None) -> bool:
 
 
 def largest_error(ctx: Context, kernel: Kernel, steps: Kernel | None = None) -> float:
-    """Return the largest error of a kernel's example, as a part of the allowed one.
+    """Return the largest error of a kernel's example over the allowed one; up to 1 passes.
 
-    An error of eps * (2 |exact| + G + c) is allowed, see the error model; a certified sum is at
-    least tiny / eps.
+    An error of eps * (2 |exact| + reach) is allowed: a certified sum is at least tiny / eps, which
+    bounds how far a result may lie below the shifts that its terms are relative to.
     """
     dtype = [_DTYPES[x] for x in kernel.arguments if x in _DTYPES][-1]
     precision = DOUBLE if dtype == "float64" else SINGLE

@@ -126,7 +126,12 @@ class CompiledBackend:
         stored: WholeChains | None,
         store_messages: bool = False,
     ) -> WholeChains | None:
-        """Return log Z of whole chains, and requested gradients; None where these do not fit."""
+        """Return log Z of whole chains, and requested gradients times cotangents.
+
+        None where they exceed the workspace, or would take too long. Without gradients,
+        `store_messages` stores the forward messages; with gradients, `stored` is such a result, and
+        replaces the forward pass.
+        """
         shard, K, T, N = self.shard, self.K, self.shard.num_steps, self.lengths.size
         has_gradients = len(requested) > 0
         count = 1 if self.has_one else max(1, T - 1)
@@ -167,7 +172,10 @@ class CompiledBackend:
     def _gradients(
         self, requested: Collection[str], num_matrices: int, by_logs: bool
     ) -> tuple[tuple[Any, ...], dict[str, Array]]:
-        """Return the fields of `Gradients`, undefined, and the requested gradients by name."""
+        """Return memory for gradients, as the fields of `Gradients` and by requested names.
+
+        Transitions are 0, as blocks of rows are added to them; all else is undefined.
+        """
         shard, K, T = self.shard, self.K, self.shard.num_steps
         with_states, with_pairs = "potentials" in requested, "transitions" in requested
         with_boundary = "initial" in requested or "final" in requested
@@ -280,6 +288,7 @@ class CompiledBackend:
         """Return matrices as `recursion.advance`, or with logs `paths.max_product`, takes them.
 
         They lead from each step to the one after it if `backward`, else from the one before it.
+        Weights are [to, from] if `backward`; logs always are [from, to].
         """
         key = form, backward and form == "weights"
         if key in self._prepared:

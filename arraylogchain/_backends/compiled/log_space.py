@@ -21,7 +21,10 @@ from arraylogchain._numba.vector_sums import multiply
 
 @inner
 def _sparse_product(a, sparse, out, maxima, sums):
-    """Write the product of `log_product` with sparse columns: no sum has to be certified."""
+    """Write the product of `log_product` with sparse columns.
+
+    Each sum is relative to its own largest term, so that none has to be certified.
+    """
     starts, numbers, _, rows, _, logs, terms = sparse
     K, num_layers = len(a), len(starts) - 1
     for p in range(len(terms)):
@@ -35,7 +38,7 @@ def _sparse_product(a, sparse, out, maxima, sums):
     for d in range(num_layers):
         layer = terms[starts[d] : starts[d + 1]]
         for c in range(len(layer)):
-            layer[c] -= maxima[c]  # NaN in columns without weight, and then 0 instead of exp
+            layer[c] -= maxima[c]  # -inf less -inf is NaN, for which `exps` writes 0
     exps(terms, 0.0, terms, len(terms))
     for d in range(num_layers):
         layer = terms[starts[d] : starts[d + 1]]
@@ -90,7 +93,7 @@ def log_product(a, prepared, n, out, sums, u):
 
 @inner
 def _log_sum(a, F, L, at, is_special, u):
-    """Return log sum_k exp(a[k]) F[at + k K] relative to the largest term."""
+    """Return log sum_k exp(a[k]) F[at + k K], computed relative to the largest term."""
     K, top, special, total = len(a), -INF, 0.0, 0.0
     for k in range(K):
         u[k] = -INF

@@ -170,9 +170,11 @@ def logs_of(values: Array, is_log: bool) -> tuple[Floats, Floats]:
 
 
 def compress(F: Array, logs: Array) -> SparseColumns:
-    """Return the sparse columns of a matrix of K * K entries; empty ones if it is full.
+    """Return the sparse columns of a matrix of K * K entries.
 
-    One of F and its logarithms may be empty: without F, weights are undefined.
+    They are empty if more than one in `SPARSE_COST` entries is nonzero, as loops over all entries
+    are faster then. F has weights with a largest entry of about 1. Either F or its logarithms may
+    be empty: without F, weights are undefined.
     """
     K, is_log = math.isqrt(max(F.size, logs.size)), logs.size > 0
     is_nonzero = (logs > -INF if is_log else F > 0.0).reshape(K, K)

@@ -39,18 +39,21 @@ def whole_chains(chains, columns, sizes, scratch, cotangents, gradients, results
     ----------
     chains, sizes : tuple
         The fields of `Chains` and `Sizes`.
-    columns : (tuple, tuple)
-        The fields of `SparseColumns`, of the matrix and transposed. Their weights are overwritten.
+    columns : (tuple,) or (tuple, tuple)
+        The fields of `SparseColumns`, of the matrix and, with gradients, of its transpose. Their
+        weights are overwritten.
     scratch : (memory, alpha, forms)
-        Memory of `block_sizes` numbers, and int8 [2, L]. If `sizes.row_size` is not 0, `alpha`
-        holds the initial message and the T updated forward messages of every row: a call without
-        gradients writes them, and a call with gradients reads them and log Z instead of a forward
-        pass. Else it is memory for these messages of L rows, or for two messages without gradients.
+        Memory of `block_sizes` numbers, and int8 [2, L]. If `sizes.row_size` is not 0, it is
+        (T + 1) K, and `alpha` holds the initial message and the T updated forward messages of all
+        rows, block after block. A call without gradients runs forward, and writes them and log Z; a
+        call with gradients reads them instead, and leaves log Z as it is. If `sizes.row_size` is 0,
+        either call runs forward, and `alpha` is scratch for one block: T + 1 messages of L rows, or
+        two without gradients.
     cotangents : array [N] or None
         Rows are declined whose cotangent is neither 0 nor of a magnitude from MIN_COTANGENT to
         MAX_COTANGENT.
     gradients : tuple or None
-        The fields of `Gradients`. Transitions are 0 on entry; declined rows add nothing.
+        The fields of `Gradients`. Transitions have to be 0 on entry; declined rows add nothing.
     results : (array [N], bool array [N])
         log Z, undefined for declined rows; and True for rows that are not certified. Rows that are
         True on entry are declined.

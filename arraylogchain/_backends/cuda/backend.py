@@ -114,17 +114,19 @@ class CudaBackend(ArrayBackend):
         if not self.has(self.kernel("log_partition")):
             return None
         log_z = self.ctx.kernels.empty(self.shard.state_shape[:2], "float64")
-        self.log_sums(last, True, log_z)
+        self.log_sums(last, with_final=True, log_z=log_z)
         return log_z
 
-    def log_sums(self, message: Messages, backward: bool, log_z: Array | None = None) -> Array:
-        """Return log sums of messages times final weights, or initial ones, without their scale.
+    def log_sums(self, message: Messages, with_final: bool, log_z: Array | None = None) -> Array:
+        """Return logs of the sums of a message times final weights, or initial ones.
 
-        They are [groups, rows, 2], an integer and the remainder. `log_z` is written with the scale.
+        Final weights belong to a forward message. The logs are [groups, rows, 2], an integer and
+        the remainder, without the message's scale; `log_z` is written with it. Those of the latest
+        message are kept.
         """
         (groups, rows, _), (latest, log_sums) = self.shard.state_shape, self._log_sums
         if message is not latest or log_z is not None:
-            weights, _held = self.boundary(backward)
+            weights, _held = self.boundary(with_final)
             log_sums = self.ctx.kernels.empty((groups, rows, 2), "float64")
             arguments = self.rows(), self.pack(message), weights, log_sums, log_z
             kernel = self.kernel("log_partition")
@@ -245,7 +247,7 @@ class CudaBackend(ArrayBackend):
         return self.pointer(self.rows_of(step, num_axes)[0]) == self.pointer(step)
 
     def copy_back(self, x: Array, out: Array) -> None:
-        """Write an array that `rows_of` returned, if it is a copy, to the one that it is of."""
+        """Copy an array that ``rows_of(out)`` returned to `out`, unless it is a view of it."""
         if self.pointer(x) != self.pointer(out):
             out[...] = self.ctx.xp.reshape(x, out.shape)
 

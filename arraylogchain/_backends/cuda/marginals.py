@@ -72,7 +72,7 @@ class CudaBackwardPass:
         self.backend, self.forward_pass, self.accumulator = backend, forward_pass, accumulator
         self.shard = forward_pass.shard
         self.ctx, self.device = self.shard.ctx, self.shard.ctx.kernels
-        self.log_sums = backend.log_sums(forward_pass.carry, True)
+        self.log_sums = backend.log_sums(forward_pass.carry, with_final=True)
         self.g = cotangent
         if cotangent is not None:
             x = self.shard.unsorted(self.shard.view(cotangent), ())
@@ -189,7 +189,7 @@ class CudaBackwardPass:
         weights, _held = self.backend.boundary(backward=name == "final")
         log_sums = self.log_sums
         if name == "initial":
-            log_sums = self.backend.log_sums(message, backward=False)
+            log_sums = self.backend.log_sums(message, with_final=False)
         inputs = weights, message.values, log_sums, self.log_sums, self.g, self.backend.rows()
         with self._output(name, (slice(None),), (rows, size)) as out:
             strides, shape = self.device.strides(out), (groups, rows)

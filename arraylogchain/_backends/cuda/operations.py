@@ -44,7 +44,7 @@ def entropies(self: Any, forward_pass: Any) -> Array | None:
     (groups, rows, states), kernel = self.shard.state_shape, self.kernel("entropies")
     if not self.has(kernel, self.kernel("log_partition")):
         return None
-    log_sums, carry, total = self.log_sums(forward_pass.carry, True), None, None
+    log_sums, carry, total = self.log_sums(forward_pass.carry, with_final=True), None, None
     size = groups * rows * states * self.ctx.precision.itemsize
     for n in reversed(range(len(forward_pass.segments))):
         steps, before = forward_pass.segments[n], forward_pass.checkpoints[n]
@@ -86,7 +86,7 @@ def backtrace_paths(self: Any, forward_pass: Any, states: Array, weights: Array)
 
 
 def sample_paths(self: Any, forward_pass: Any, paths: Array, uniforms: Array) -> bool:
-    """Write samples [*batch, T, samples] after a pass; their numbers may share their memory."""
+    """Write samples [*batch, T, samples] after a pass; uniform numbers may share their memory."""
     shard, kernel, count = self.shard, self.kernel("sample_paths"), int(paths.shape[-1])
     if not (self.has(kernel) and self.is_in_place(paths, 2)):
         return False
@@ -102,7 +102,10 @@ def sample_paths(self: Any, forward_pass: Any, paths: Array, uniforms: Array) ->
 
 
 def _launches_backward(self: Any, forward_pass: Any) -> Iterator[tuple[bytes, np.uint64, slice]]:
-    """Yield for each launch back in time struct Chain, where messages are, and its steps."""
+    """Yield struct Chain, the address of forward messages, and the steps of launches back in time.
+
+    What a kernel reads is held until the next launch.
+    """
     groups, rows, states = self.shard.state_shape
     size = groups * rows * states * self.ctx.precision.itemsize
     for n, steps in reversed(list(enumerate(forward_pass.segments))):

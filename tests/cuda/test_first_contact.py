@@ -78,7 +78,7 @@ def test_every_kernel_passes_its_check(kernel):
     check(replace(arrays._numpy_context("float32"), kernels=CpuDevice(seed=3)), kernel)
 
 
-@pytest.mark.parametrize("multiprocessors", [1, 132])
+@pytest.mark.parametrize("multiprocessors", [pytest.param(1, marks=pytest.mark.exhaustive), 132])
 @pytest.mark.parametrize("kernel", STEPS, ids=lambda k: k.name)
 def test_layouts_of_the_recursion_are_checked_on_any_device(multiprocessors, kernel):
     device = CpuDevice(seed=3)
@@ -103,7 +103,9 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("name", BROKEN)
+@pytest.mark.parametrize(
+    "name", [x if "log" in x else pytest.param(x, marks=pytest.mark.exhaustive) for x in BROKEN]
+)
 def test_a_broken_kernel_fails_its_check(tmp_path, name):
     source, text, broken = BROKEN[name]
     before = (FOLDER / source).read_text()

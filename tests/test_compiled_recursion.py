@@ -140,3 +140,12 @@ def test_states_that_are_given_are_left_as_they_are(recursion):
         np.testing.assert_array_equal(old, now)
     for stored, alone in zip(states[1], states[0], strict=True):
         np.testing.assert_array_equal(stored, alone)
+
+
+@routes
+def test_products_of_small_weights_and_entries_are_not_lost(chains_on):
+    """The only path multiplies a weight near the least one of linear space by the least entry."""
+    transitions, initial = np.diag([1, 2.0**-699]), np.array([1, 2.0**-680])
+    options = {"transitions": transitions, "initial": initial, "final": np.array([0.0, 1])}
+    log_z = alc.LogChain(np.zeros((2, 2)), **options).log_partition()
+    np.testing.assert_allclose(log_z, -(680 + 699) * np.log(2), rtol=1e-15)

@@ -213,17 +213,18 @@ class CudaBackend(ArrayBackend):
         first = steps.start if is_after else max(number, 0)
         stop = min(steps.stop, shard.num_steps - 1) if is_after else steps.stop - 1
         if "transitions" not in shard.views or first >= stop:
-            return None, {}
+            return PreparedMatrices(None, {})
         place = first - scales[1] + (not is_after), has_factors, transposes_logs
-        memory, fields = matrices.prepare(shard, slice(first, stop), backward, scales[0], *place)
-        fields["matrix"] = (steps.stop - 1 if backward else number) - first
-        return memory, fields | {"matrix_step": -1 if backward else 1}
+        result = matrices.prepare(shard, slice(first, stop), backward, scales[0], *place)
+        result.fields["matrix"] = (steps.stop - 1 if backward else number) - first
+        result.fields["matrix_step"] = -1 if backward else 1
+        return result
 
     def chain(self, prepared: PreparedMatrices, *potentials: int, **fields: int) -> bytes:
         """Return struct Chain without its struct Rows; the caller holds the arrays."""
         limit = threshold(self.ctx.precision, self.shard.chain.num_states)
         struct = CHAIN[self.ctx.precision.name]
-        return struct.pack(*potentials, **prepared[1], **fields, threshold=limit)
+        return struct.pack(*potentials, **prepared.fields, **fields, threshold=limit)
 
     def rows(self, steps: slice = slice(0, 0), time: int | None = None) -> bytes:
         """Return struct Rows of some steps; `time` is processed first, if not the first."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from arraylogchain._backends.cuda.structs import MATRICES
@@ -10,8 +12,12 @@ from arraylogchain._core.context import Array
 from arraylogchain._cuda.kernels import Kernel, kernel_named
 from arraylogchain._inputs import arrays
 
-# The memory of matrices as kernels read them, and the fields of struct Chain that describe it.
-PreparedMatrices = tuple[Array, dict[str, int]]
+
+class PreparedMatrices(NamedTuple):
+    """The memory of matrices as kernels read them, and fields of struct Chain that describe it."""
+
+    memory: Array
+    fields: dict[str, int]
 
 
 def input_matrices(shard: Shard, transitions: slice) -> tuple[Array, tuple[int, int, int, int]]:
@@ -95,4 +101,4 @@ def prepare(
     device.run(kernel_of(shard), groups * count * parts, 1024, arguments)
     fields = {"factors": factors, "shifts": shifts, "logs": logs, "scales": place}
     fields |= {"scale_group": scale_group, "matrices": count}
-    return values, fields
+    return PreparedMatrices(values, fields)

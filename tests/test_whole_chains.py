@@ -26,8 +26,8 @@ def rows(monkeypatch):
     def watch(name):
         method = getattr(CompiledBackend, name)
 
-        def call(backend, *args):
-            result = method(backend, *args)
+        def call(backend, *args, **options):
+            result = method(backend, *args, **options)
             num_rows = backend.shard.groups * backend.shard.rows
             num_declined = num_rows if result is None else int(result.declined.sum())
             count["taken"] += num_rows - num_declined

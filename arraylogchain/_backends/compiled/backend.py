@@ -39,6 +39,8 @@ class CompiledBackend:
 
     def __init__(self, shard: Shard, workspace: int) -> None:
         self.shard, self.K, self.workspace = shard, shard.chain.num_states, workspace
+        # Numbers of a call for whole chains. The workspace is a quarter of the shard's memory.
+        self.capacity = 3 * workspace // 8
         self.R = shard.rows if shard.rows >= SIDE_BY_SIDE else 1
         # Blocks of R rows that share the matrices of one group.
         self.per_group = shard.rows // self.R
@@ -96,8 +98,8 @@ class CompiledBackend:
         """Return the best paths of few states that share a matrix; None for others."""
         shard, K, T = self.shard, self.K, self.shard.num_steps
         R = shard.groups * shard.rows
-        is_large = 3 * self.workspace < 8 * (R * T * (K + 1) + T)
-        if is_large or K > best_paths.MAX_STATES or not self.has_one:
+        size = R * T * (K + 1) + T
+        if size > self.capacity or K > best_paths.MAX_STATES or not self.has_one:
             return None
         (*logs, _), _ = self._matrices("logs", slice(0, T), backward=False)
         final = np.empty((2, 0, K))
@@ -116,7 +118,7 @@ class CompiledBackend:
 
     def log_partition(self, store_messages: bool) -> WholeChains | None:
         """Return log Z of whole chains; None where these do not fit the workspace."""
-        return self.posterior(None, (), False, None, store_messages)
+        return self.posterior(None, (), by_logs=False, stored=None, store_messages=store_messages)
 
     def posterior(
         self,
@@ -138,7 +140,7 @@ class CompiledBackend:
         sizes, memory_size = block_sizes(shard.rows, T, K, count, shard.lengths is not None)
         size = memory_size + 2 * shard.groups * count * K * K
         size += N * T * K * (1 + has_gradients + ("potentials" in requested))
-        if 8 * size > 3 * self.workspace or N * T * K * K > _MAX_PRODUCTS:
+        if size > self.capacity or N * T * K * K > _MAX_PRODUCTS:
             return None
         transitions, is_log = self._transitions(slice(0, count))
         x, boundary = self._potentials(slice(0, T)).reshape(N, T, K), self._boundary()
@@ -146,7 +148,8 @@ class CompiledBackend:
         columns = [tuple(FULL)] * (1 + has_gradients)
         if self.may_be_sparse:
             for i, P in enumerate((transitions[0, 0], transitions[0, 0].T)[: len(columns)]):
-                columns[i] = tuple(matrices.compress(*((EMPTY, P) if is_log else (P, EMPTY))))
+                F, logs = (EMPTY, P) if is_log else (P, EMPTY)
+                columns[i] = tuple(matrices.compress(F, logs))
         row_size = (T + 1) * K if store_messages or stored is not None else 0
         if stored is None:
             length = N * row_size or (T + 1 if has_gradients else 2) * K * sizes[0]
@@ -160,8 +163,8 @@ class CompiledBackend:
             g = np.ones(N) if cotangents is None else np.array(cotangents, np.float64).reshape(N)
             gradients, views = self._gradients(requested, count, by_logs)
         scratch = np.empty(memory_size), alpha, np.empty((2, sizes[0]), np.int8)
-        sizes_, results = (*sizes, row_size), (log_z, declined)
-        whole_chains(chains, tuple(columns), sizes_, scratch, g, gradients, results)
+        all_sizes, results = (*sizes, row_size), (log_z, declined)
+        whole_chains(chains, tuple(columns), all_sizes, scratch, g, gradients, results)
         return WholeChains(
             log_z.reshape(shard.groups, -1),
             views,

@@ -8,14 +8,7 @@ import numpy as np
 
 from arraylogchain._core.scaled import LN2_HIGH, LN2_LOW
 from arraylogchain._numba.compiling import inlined, inner
-from arraylogchain._numba.elementary import (
-    INF,
-    count_special,
-    exps,
-    integer_shift,
-    log,
-    max_or_nan,
-)
+from arraylogchain._numba.elementary import INF, exps, integer_shift, log, max_or_nan
 from arraylogchain._numba.vector_sums import multiply
 
 
@@ -74,12 +67,11 @@ def log_product(a, prepared, n, out, sums, u):
     """
     F, L = prepared.matrices.weights, prepared.matrices.logs
     threshold, is_special = prepared.bounds.log_threshold, prepared.bounds.is_special
-    K, is_certified = len(a), not is_special and count_special(a) == 0
+    K, top = len(a), max_or_nan(a)
+    base, is_certified = n * K * K, not is_special and -INF < top < INF
     if is_certified and len(prepared.columns.rows) > 0:
         _sparse_product(a, prepared.columns, out, sums, u)
         return
-    base, top = n * K * K, max_or_nan(a)
-    is_certified = is_certified and top > -INF
     if is_certified:
         one = K // K  # Numba would compile another function for a constant
         exps(a, top, u, K)

@@ -151,8 +151,8 @@ def num_entries(columns, j, K):
 
 
 @inlined
-def log_of_entry(columns, L, j, n, K):
-    """Return the row and the logarithm of the entry n of the column j of a matrix L [K * K]."""
+def entry_of_column(columns, L, j, n, K):
+    """Return the row and the logarithm of entry n of column j; L [K * K] is read if it is full."""
     if len(columns.rows) == 0:
         return n, L[n * K + j]
     p = columns.starts[n] + columns.ranks[j]

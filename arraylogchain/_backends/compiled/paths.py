@@ -14,7 +14,7 @@ from arraylogchain._backends.compiled.linear_space import (
     split_potentials,
 )
 from arraylogchain._backends.compiled.log_space import log_entry
-from arraylogchain._backends.compiled.matrices import SparseColumns, log_of_entry, num_entries
+from arraylogchain._backends.compiled.matrices import SparseColumns, entry_of_column, num_entries
 from arraylogchain._numba import elementary
 from arraylogchain._numba.compiling import compiled, inlined, inner
 from arraylogchain._numba.elementary import INF, exp, integer_shift, max_or_nan, subtract_row_max
@@ -131,7 +131,7 @@ def _came_from(m, r, R, L, columns, j):
     # Without branches, which are guessed wrong.
     largest, argmax, K = -INF, 0, len(m) // R
     for n in range(num_entries(columns, j, K)):
-        k, log = log_of_entry(columns, L, j, n, K)
+        k, log = entry_of_column(columns, L, j, n, K)
         w = m[k * R + r] + log
         argmax, largest = k if w > largest else argmax, w if w > largest else largest
     return argmax

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from arraylogchain._backends.compiled.linear_space import matrix_index, num_active
-from arraylogchain._backends.compiled.matrices import SparseColumns, log_of_entry, num_entries
+from arraylogchain._backends.compiled.matrices import SparseColumns, entry_of_column, num_entries
 from arraylogchain._numba.compiling import compiled, inlined, inner
 from arraylogchain._numba.elementary import INF
 
@@ -70,7 +70,7 @@ def _extend(message, L, columns, state, loss, candidates):
             continue
         num_terms, top = num_entries(columns, state[p], K), -INF
         for q in range(num_terms):
-            k, log = log_of_entry(columns, L, state[p], q, K)
+            k, log = entry_of_column(columns, L, state[p], q, K)
             terms[q] = message[k] + log
             top = terms[q] if terms[q] > top else top
         for q in range(num_terms):
@@ -79,7 +79,7 @@ def _extend(message, L, columns, state, loss, candidates):
                 if count == 2 * n:
                     bound, count = _keep_best(candidates, count, n), n
                 candidates.losses[count] = new
-                candidates.links[count] = p * K + log_of_entry(columns, L, state[p], q, K)[0]
+                candidates.links[count] = p * K + entry_of_column(columns, L, state[p], q, K)[0]
                 count += 1
     if count > n:
         _keep_best(candidates, count, n)

@@ -23,8 +23,9 @@ if why_not() is not None:
 
 import numba
 
-from arraylogchain._numba import disk_cache
+from arraylogchain._numba import compiling, disk_cache
 from arraylogchain._numba.compiling import compiled
+from arraylogchain._numba.intrinsics import view
 
 
 def test_import_leaves_numba_alone():
@@ -203,6 +204,24 @@ def test_one_compilation_serves_all_kinds_of_arrays():
                 call_all(potentials, matrices_given, prefix)
     assert after_the_first
     assert signatures() == after_the_first
+
+
+def test_view_shares_the_memory_of_an_array():
+    @numba.njit(**compiling._options())
+    def set_last(x, start, rows):
+        y = view(x, start, (rows, 2))
+        y[rows - 1, 1] = -1
+        return y.shape, y.strides, y.size, y[0, 0]
+
+    for dtype in (float, np.int8):
+        x = np.arange(12, dtype=dtype).reshape(3, 4)
+        y = x.reshape(-1)[3:9].reshape(3, 2)
+        assert set_last(x, 3, 3) == (y.shape, y.strides, 6, 3)
+        assert y[2, 1] == -1
+        assert np.count_nonzero(x == -1) == 1
+    x.flags.writeable = False
+    with pytest.raises(numba.TypingError, match="readonly"):
+        set_last(x, 0, 2)
 
 
 def test_warm_call_runs_no_function_of_numba_or_of_its_cache():

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from arraylogchain._numba.compiling import Floats, inlined, inner
-from arraylogchain._numba.intrinsics import bits_of, number_of
+from arraylogchain._numba.intrinsics import bits_of, number_of, view
 
 INF = math.inf
 _LOG2_E = 1.4426950408889634
@@ -110,7 +110,7 @@ def row_maxima(x: Floats, n: int, out: Floats) -> None:
     for r in range(n):
         out[r] = -INF
     for start in range(0, len(x), R):
-        row = x[start : start + n]
+        row = view(x, start, (n,))
         for r in range(n):
             out[r] = row[r] if row[r] > out[r] else out[r]
 
@@ -140,6 +140,6 @@ def subtract_row_max(x: Floats, n: int, maxima: Floats) -> None:
     for r in range(R):
         maxima[r] = integer_shift(maxima[r]) if r < n else 0.0
     for start in range(0, len(x), R):
-        row = x[start : start + R]
+        row = view(x, start, (R,))
         for r in range(R):
             row[r] = row[r] - maxima[r] if r < n else 0.0

@@ -3,6 +3,9 @@
     bits_of(x)      the bits of a float64 as an int64
     number_of(b)    the float64 of these bits
 
+    view(x, start, shape)
+        the entries of a contiguous array from entry `start` on, in a shape
+
     vector_sum(V, is_product=True)(out, i, a, a0, da, b, b0, db, n)
         total[0:V] = 0                      in registers
         for k in range(n):
@@ -23,7 +26,9 @@ none may be negative.
 
 On two cores of an AMD EPYC, with Numba 0.68, CPU time of log Z of one chain of 1,000 steps and 32
 states is 0.18 ms instead of 0.87, of 300 chains of 100 steps and 5 states 0.5 ms instead of 1.2,
-and of compiling everything 10.7 s instead of 13.9.
+and of compiling everything 10.7 s instead of 13.9. A slice takes 200 lines of LLVM's language and a
+view 35: on a slower processor, compiling the first log Z takes 5.9 s instead of 6.9 and everything
+15.9 s instead of 20.3.
 
 Numba documents `numba.extending.intrinsic` and `cgutils`; llvmlite documents its instructions. If
 a release changes them so that this module cannot be imported, array operations replace all loops.
@@ -52,6 +57,26 @@ def bits_of(context: Any, x: Any) -> Any:
 @intrinsic  # type: ignore[untyped-decorator]
 def number_of(context: Any, bits: Any) -> Any:
     return types.float64(types.int64), _bitcast
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def view(context: Any, x: Any, start: Any, shape: Any) -> Any:
+    kind, num_axes = x.copy(ndim=len(shape), layout="C"), len(shape)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        source = cgutils.create_struct_proxy(x)(context, builder, value=args[0])
+        result = cgutils.create_struct_proxy(kind)(context, builder)
+        lengths, strides = cgutils.unpack_tuple(builder, args[2], num_axes), []
+        size = args[1].type(1)
+        for length in reversed(lengths):
+            strides.insert(0, builder.mul(size, source.itemsize))
+            size = builder.mul(size, length)
+        result.data, result.nitems = builder.gep(source.data, [args[1]]), size
+        result.shape, result.strides = (cgutils.pack_array(builder, n) for n in (lengths, strides))
+        result.itemsize = source.itemsize
+        return result._getvalue()
+
+    return kind(x, types.int64, types.UniTuple(types.int64, num_axes)), generate
 
 
 def _addresses(context: Any, builder: Any, signature: Any, args: Any) -> list[Any]:

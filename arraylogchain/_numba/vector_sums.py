@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from arraylogchain._numba.compiling import Function, inlined, inner
 from arraylogchain._numba.elementary import INF
-from arraylogchain._numba.intrinsics import vector_sum
+from arraylogchain._numba.intrinsics import vector_sum, view
 
 
 def _product(is_product: bool) -> Function:
@@ -68,7 +68,7 @@ def _sparse_product(is_product: bool) -> Function:
                 if R == 1:
                     out[j] = with_term(out[j], m[k], entry)
                     continue
-                target, source = out[j * R : j * R + num_active], m[k * R : k * R + num_active]
+                target, source = view(out, j * R, (num_active,)), view(m, k * R, (num_active,))
                 for r in range(num_active):
                     target[r] = with_term(target[r], source[r], entry)
 

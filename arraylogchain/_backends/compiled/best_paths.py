@@ -13,7 +13,7 @@ import numpy as np
 from arraylogchain._numba import elementary
 from arraylogchain._numba.compiling import compiled, inner
 from arraylogchain._numba.elementary import INF, integer_shift, max_or_nan
-from arraylogchain._numba.intrinsics import max_product_steps
+from arraylogchain._numba.intrinsics import max_product_steps, view
 
 MAX_STATES = 8
 _four_states, _eight_states = max_product_steps(4), max_product_steps(8)
@@ -61,8 +61,9 @@ def best_paths(x, logs, log_shifts, lengths, boundary, scratch, came_from, state
     """
     boundary, (R, T, K) = Boundary(*boundary), x.shape
     V = 4 if K <= 4 else 8
-    matrix, identity = scratch[: V * V], scratch[V * V : 2 * V * V]
-    tail, message = scratch[2 * V * V : 3 * V * V + V], scratch[3 * V * V + V :]
+    matrix, identity = view(scratch, 0, (V * V,)), view(scratch, V * V, (V * V,))
+    tail = view(scratch, 2 * V * V, (V * V + V,))
+    message = view(scratch, 3 * V * V + V, (2 * V,))
     registers = Registers(message, matrix, identity, tail, came_from, V)
     rows_per_group, is_special = R // len(log_shifts), False
     has_final = boundary.final.shape[1] > 0
@@ -71,14 +72,14 @@ def best_paths(x, logs, log_shifts, lengths, boundary, scratch, came_from, state
     for r in range(R):
         g = r // rows_per_group
         if r % rows_per_group == 0:
-            group = logs[g * K * K : (g + 1) * K * K]
+            group = view(logs, g * K * K, (K * K,))
             is_special = elementary.count_special(group) > 0
             for i in range(K * K):
                 matrix[i // K * V + i % K] = group[i]
         for t in range(lengths[r], T):
             states[r, t] = -1
         exponent = 0.0 if boundary.initial_is_log else elementary.write_logs(boundary.initial[r])
-        potentials = x[r].reshape(T * K)[: lengths[r] * K]
+        potentials = view(x, r * T * K, (lengths[r] * K,))
         num_special = elementary.count_special(potentials)
         num_special += elementary.count_special(boundary.initial[r])
         if has_final:
@@ -93,7 +94,7 @@ def best_paths(x, logs, log_shifts, lengths, boundary, scratch, came_from, state
             for k in range(K):
                 last, largest = (k, message[k]) if message[k] > largest else (last, largest)
             out[0, r], out[1, r], out[2, r] = largest, shift, exponent
-            _trace_back(came_from, last, largest > -INF, states[r, : lengths[r]], V)
+            _trace_back(came_from, last, largest > -INF, view(states, r * T, (lengths[r],)), V)
 
 
 @inner

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from arraylogchain._numba import elementary
 from arraylogchain._numba.compiling import inlined, inner
 from arraylogchain._numba.elementary import INF, exponent_of, power_of_two
+from arraylogchain._numba.intrinsics import view
 
 TINY = 2.0**-1022
 MOST = 2.0**400
@@ -182,7 +183,7 @@ def split_potentials(segment, low, count, scratch):
     """
     x, (R, _, K) = segment.x, segment.x.shape
     for i in range(count):
-        out = scratch.factors[i * K * R : (i + 1) * K * R]
+        out = view(scratch.factors, i * K * R, (K * R,))
         for r in range(R):
             for k in range(K):
                 out[k * R + r] = x[r, low + i, k]

@@ -9,6 +9,7 @@ import numpy as np
 from arraylogchain._core.scaled import LN2_HIGH, LN2_LOW
 from arraylogchain._numba.compiling import inlined, inner
 from arraylogchain._numba.elementary import INF, exps, integer_shift, log, max_or_nan
+from arraylogchain._numba.intrinsics import view
 from arraylogchain._numba.vector_sums import multiply
 
 
@@ -25,16 +26,16 @@ def _sparse_product(a, sparse, out, maxima, sums):
     for c in range(K):
         maxima[c], sums[c] = -INF, 0.0
     for d in range(num_layers):
-        layer = terms[starts[d] : starts[d + 1]]
+        layer = view(terms, starts[d], (starts[d + 1] - starts[d],))
         for c in range(len(layer)):
             maxima[c] = layer[c] if layer[c] > maxima[c] else maxima[c]
     for d in range(num_layers):
-        layer = terms[starts[d] : starts[d + 1]]
+        layer = view(terms, starts[d], (starts[d + 1] - starts[d],))
         for c in range(len(layer)):
             layer[c] -= maxima[c]  # -inf less -inf is NaN, for which `exps` writes 0
     exps(terms, 0.0, terms, len(terms))
     for d in range(num_layers):
-        layer = terms[starts[d] : starts[d + 1]]
+        layer = view(terms, starts[d], (starts[d + 1] - starts[d],))
         for c in range(len(layer)):
             sums[c] += layer[c]
     for c in range(K):

@@ -18,6 +18,7 @@ from arraylogchain._backends.compiled.matrices import SparseColumns, entry_of_co
 from arraylogchain._numba import elementary
 from arraylogchain._numba.compiling import compiled, inlined, inner
 from arraylogchain._numba.elementary import INF, exp, integer_shift, max_or_nan, subtract_row_max
+from arraylogchain._numba.intrinsics import view
 from arraylogchain._numba.vector_sums import maximize, maximize_sparse
 
 
@@ -48,7 +49,7 @@ def max_product(x, matrices, sparse, lengths, carry, updated, scratch, first):
         # S - S is 0 and S < 0 is False, but not literals; see `recursion.enter_linear_space`.
         segment = Segment(x[g], lengths[g], first, S - S, S, S < 0, g)
         rows, shift, gl = weights[g], scales[0, g], g % updated.shape[1]
-        m, lost = factors[B * K * R :][: K * R], factors[(B + 1) * K * R :][: K * R]
+        m, lost = view(factors, B * K * R, (K * R,)), view(factors, (B + 1) * K * R, (K * R,))
         row_max = x_shifts[B]
         for r in range(R):
             if forms[g, r] == LINEAR:
@@ -62,7 +63,7 @@ def max_product(x, matrices, sparse, lengths, carry, updated, scratch, first):
             if i == 0:
                 count = B if t + B < first + S else first + S - t
                 split_potentials(segment, t - first, count, scratch)
-            out, f = updated[(t - first) % len(updated), gl], factors[i * K * R : (i + 1) * K * R]
+            out, f = updated[(t - first) % len(updated), gl], view(factors, i * K * R, (K * R,))
             moved = num_active(lengths[g], t) if t > 0 else 0
             n = matrix_index(place, g, t, False)
             if moved > 0:
@@ -117,7 +118,7 @@ def backtrace(updated, matrices, sparse, lengths, states, first):
     for g in range(G):
         for i in range(S - 1, -1, -1):
             base = matrix_index(place, g, first + i, True) * K * K
-            logs, moved = L[base : base + K * K], num_active(lengths[g], first + i + 1)
+            logs, moved = view(L, base, (K * K,)), num_active(lengths[g], first + i + 1)
             for r in range(R):
                 j = states[i + 1, g, r, 0]
                 if r < moved:
@@ -207,7 +208,7 @@ def _search(weights, limit):
     """Return the first k up to which weights sum up to more than a limit, or the last of any."""
     below, k, K = 0.0, 0, len(weights)
     while k + 16 < K:
-        part = _sum_of(weights[k : k + 16])
+        part = _sum_of(view(weights, k, (16,)))
         if below + part > limit:
             break
         below, k = below + part, k + 16

@@ -33,6 +33,7 @@ from arraylogchain._backends.compiled.matrices import SparseColumns
 from arraylogchain._numba import elementary, vector_sums
 from arraylogchain._numba.compiling import compiled, inlined, inner
 from arraylogchain._numba.elementary import INF, integer_shift, max_or_nan
+from arraylogchain._numba.intrinsics import view
 
 # `advance` takes these as plain tuples: Numba dispatches each named tuple 1 us more slowly. Inside
 # compiled code, naming their fields costs nothing.
@@ -149,7 +150,7 @@ def enter_linear_space(rows, r, bounds, log_range):
         # Not literals: Numba would compile another version of the callee for each constant.
         zero, one = K - K, K // K
         fits = linear_space.rescale_into_range(
-            row, row, row, zero, one, bounds.min_weight, exponents[r:]
+            row, row, row, zero, one, bounds.min_weight, view(exponents, r, (1,))
         )
         forms[r] = LINEAR if fits and not bounds.is_special else FAILED
         return
@@ -194,7 +195,7 @@ def advance_linear(segment, rows, prepared, stored, scratch):
             num_linear -= linear_space.write_factors(
                 segment, start + batch_start, count, scratch, rows.forms, message
             )
-        exp_x = factors[(i - batch_start) * K * R : (i - batch_start + 1) * K * R]
+        exp_x = view(factors, (i - batch_start) * K * R, (K * R,))
         predicted = stored.predicted[i % num_predicted, predicted_g]
         updated = stored.updated[(i + (not backward)) % num_updated, updated_g]
         active = num_active(lengths, t)
@@ -273,8 +274,9 @@ def _advance_in_logs(segment, rows, r, prepared, stored, scratch):
     x, lengths, first_step, _, _, backward, g = segment
     weights, shifts, exponents, forms = rows
     matrices = prepared.matrices
-    S, K, work = x.shape[1], x.shape[2], scratch.factors
-    message, new, sums, terms = work[:K], work[K : 2 * K], work[2 * K : 3 * K], work[3 * K : 4 * K]
+    S, K = x.shape[1:]
+    work = view(scratch.factors, 0, (4, K))
+    message, new, sums, terms = work[0], work[1], work[2], work[3]
     if forms[r] == FAILED:
         exponents[r] += elementary.write_logs(weights[r])
     for k in range(K):

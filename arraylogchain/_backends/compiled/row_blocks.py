@@ -32,6 +32,7 @@ from arraylogchain._backends.compiled.recursion import (
 )
 from arraylogchain._core.precision import DOUBLE
 from arraylogchain._numba.compiling import inner, views
+from arraylogchain._numba.intrinsics import view
 
 MIN_NORMALIZER, MAX_NORMALIZER = DOUBLE.normalizers
 
@@ -107,33 +108,25 @@ class RowBlock(NamedTuple):
 def cut_memory(chains, sizes, memory):
     """Return the views of the work space; see `block_sizes`."""
     (_, count, K, _), L, B, C = chains.transitions.shape, sizes.rows, sizes.batch, sizes.chunk
-    i, n = 3 * count * K * K, 4 * count
-    matrices = memory[:i].reshape((3, count, K * K))
-    scales = memory[i : i + n].reshape((4, count))
-    i, n = i + n, (B + 4) * K * L
-    factors = memory[i : i + n]
-    i, n = i + n, (B + 3) * L
-    x_shifts = memory[i : i + n]
-    i, n = i + n, 2 * L * (K + 2)
-    carries = memory[i : i + n].reshape((2, L * (K + 2)))
-    i, n = i + n, 2 * L * (K + 1)
-    boundary = memory[i : i + n].reshape((2, L, K + 1))
-    i, n = i + n, C * K * L
-    predicted, updated = memory[i : i + n], memory[i + n : i + 2 * n + K * L]
-    i += 2 * n + K * L
-    return Workspace(
-        matrices[:2],
-        scales[:2],
-        scales[2:],
-        matrices[2].reshape((count, K, K)),
-        factors,
-        x_shifts,
-        carries,
-        boundary,
-        memory[i : i + L],
-        predicted,
-        updated,
-    )
+    i = count * K * K
+    pairs, matrices = view(memory, 0, (count, K, K)), view(memory, i, (2, count, K * K))
+    i *= 3
+    scales, extremes = view(memory, i, (2, count)), view(memory, i + 2 * count, (2, count))
+    i += 4 * count
+    factors = view(memory, i, ((B + 4) * K * L,))
+    i += len(factors)
+    x_shifts = view(memory, i, ((B + 3) * L,))
+    i += len(x_shifts)
+    carries = view(memory, i, (2, L * (K + 2)))
+    i += carries.size
+    boundary = view(memory, i, (2, L, K + 1))
+    i += boundary.size
+    predicted = view(memory, i, (C * K * L,))
+    i += len(predicted)
+    updated = view(memory, i, ((C + 1) * K * L,))
+    normalizers = view(memory, i + len(updated), (L,))
+    of_rows = carries, boundary, normalizers, predicted, updated
+    return Workspace(matrices, scales, extremes, pairs, factors, x_shifts, *of_rows)
 
 
 def batch_size(width: int) -> int:
@@ -176,62 +169,66 @@ def prepare_matrices(chains, g, columns, work):
     # K // K is 1 and count - count is 0, but not literals; see `recursion.enter_linear_space`.
     longest, one = chains.lengths[g * (N // G)], K // K
     used = min(count, max(longest - 1, 0))
-    weights, scales = work.matrices[0], work.scales
+    first = view(chains.transitions, g * count * K * K, (used, K, K))
     min_weight = prepare_linear(
-        chains.transitions[g][:used], chains.transitions_are_log, weights, scales, work.extremes
+        first, chains.transitions_are_log, work.matrices[0], work.scales, work.extremes
     )
-    _fill_columns(columns, weights[0], K)
+    weights = view(work.matrices, 0, (count * K * K,))
+    _fill_columns(columns, weights, K)
     place = MatrixPlace(count, one, count - count)
-    matrices = Matrices(weights.reshape(count * K * K), columns.logs, scales, place)
+    matrices = Matrices(weights, columns.logs, work.scales, place)
     bounds = Bounds(min_weight, 0.0, 0.0, not min_weight > 0.0)
     return PreparedMatrices(matrices, bounds, columns)
+
+
+@inner
+def _transpose(source, target, K):
+    """Write the transposes of matrices of K * K entries."""
+    for base in range(0, len(source), K * K):
+        for k in range(K):
+            for j in range(K):
+                target[base + j * K + k] = source[base + k * K + j]
 
 
 @views
 def transpose_matrices(prepared, columns, work):
     """Return the matrices of the backward recursion, with the same scales."""
-    _, count, _ = work.matrices.shape
-    K = work.pairs.shape[1]
-    for n in range(count):
-        source, target = work.matrices[0, n], work.matrices[1, n]
-        for k in range(K):
-            for j in range(K):
-                target[j * K + k] = source[k * K + j]
-    weights, (_, _, scales, place) = work.matrices[1], prepared.matrices
-    _fill_columns(columns, weights[0], K)
-    matrices = Matrices(weights.reshape(count * K * K), columns.logs, scales, place)
+    (source, _, scales, place), K = prepared.matrices, work.pairs.shape[1]
+    weights = view(work.matrices, len(source), (len(source),))
+    _transpose(source, weights, K)
+    _fill_columns(columns, weights, K)
+    matrices = Matrices(weights, columns.logs, scales, place)
     return PreparedMatrices(matrices, prepared.bounds, columns)
 
 
 @views
 def block_of_rows(chains, start, width, work, alpha, sizes, forms):
     """Return the block of rows start, ..., start + width - 1, with undefined carries."""
-    K = chains.x.shape[2]
+    _, T, K = chains.x.shape
     return RowBlock(
-        chains.x[start : start + width],
-        chains.lengths[start : start + width],
+        view(chains.x, start * T * K, (width, T, K)),
+        view(chains.lengths, start, (width,)),
         start,
         _carry(work.carries[0], forms[0], width, K),
         _carry(work.carries[1], forms[1], width, K),
-        _messages(alpha[start * sizes.row_size :], K * width),
-        _messages(work.predicted, K * width),
-        _messages(work.updated, K * width),
+        _messages(alpha, start * sizes.row_size, K * width),
+        _messages(work.predicted, 0, K * width),
+        _messages(work.updated, 0, K * width),
     )
 
 
 @views
-def _messages(memory, size):
+def _messages(memory, start, size):
     """Return an array [n, 1, size] of as many messages as fit."""
-    n = len(memory) // size
-    return memory[: n * size].reshape((n, 1, size))
+    return view(memory, start, ((len(memory) - start) // size, 1, size))
 
 
 @views
 def _carry(memory, forms, width, K):
     """Return a carry of some rows."""
-    weights = memory[: width * K].reshape((width, K))
-    scales = memory[width * K :]
-    return Carry(weights, scales[:width], scales[width : 2 * width], forms[:width])
+    weights, n = view(memory, 0, (width, K)), width * K
+    shifts, exponents = view(memory, n, (width,)), view(memory, n + width, (width,))
+    return Carry(weights, shifts, exponents, view(forms, 0, (width,)))
 
 
 @inner
@@ -266,8 +263,9 @@ def run_forward(block, prepared, work, log_z):
     (width, K), T = forward.weights.shape, block.lengths[0]
     # T - T is 0 and T < 0 is False, but not literals; see `recursion.enter_linear_space`.
     segment = Segment(block.x, block.lengths, T - T, T - T, T, T < 0, T - T)
-    advance_block(segment, forward, prepared, block.predicted[:2], block.alpha, work)
-    terms, scales = work.factors[:K], work.x_shifts[:3]
+    predicted = view(block.predicted, 0, (2, 1, K * width))
+    advance_block(segment, forward, prepared, predicted, block.alpha, work)
+    terms, scales = view(work.factors, 0, (K,)), view(work.x_shifts, 0, (3,))
     for r in range(width):
         if forward.forms[r] != LINEAR:
             continue
@@ -288,7 +286,7 @@ def run_forward(block, prepared, work, log_z):
 def advance_block(segment, carry, prepared, predicted, updated, work):
     """Advance the linear rows of a block; scales of stored messages are not kept."""
     width, count = len(carry.forms), len(work.x_shifts) // len(work.normalizers)
-    x_shifts = work.x_shifts[: count * width].reshape((count, width))
-    no_scales = work.x_shifts[:0].reshape((2, 0, 1, width))
+    x_shifts = view(work.x_shifts, 0, (count, width))
+    no_scales = view(work.x_shifts, 0, (2, 0, 1, width))
     stored = Stored(predicted, updated, no_scales, no_scales)
     advance_linear(segment, carry, prepared, stored, Scratch(work.factors, x_shifts))

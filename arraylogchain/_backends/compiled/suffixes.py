@@ -8,6 +8,7 @@ from arraylogchain._backends.compiled.linear_space import matrix_index, num_acti
 from arraylogchain._backends.compiled.matrices import SparseColumns, entry_of_column, num_entries
 from arraylogchain._numba.compiling import compiled, inlined, inner
 from arraylogchain._numba.elementary import INF
+from arraylogchain._numba.intrinsics import view
 
 
 class Candidates(NamedTuple):
@@ -49,8 +50,8 @@ def backtrace_suffixes(updated, matrices, sparse, lengths, suffixes, links, cand
                     for p in range(n):
                         link[p] = p * K + state[p]
                     continue
-                message = updated[i, g][r::R]
-                count = _extend(message, L[base : base + K * K], sparse, state, loss, candidates)
+                message, logs = updated[i, g][r::R], view(L, base, (K * K,))
+                count = _extend(message, logs, sparse, state, loss, candidates)
                 for p in range(n):
                     loss[p] = candidates.losses[p] if p < count else INF
                     link[p] = candidates.links[p] if p < count else 0

@@ -16,6 +16,7 @@ from arraylogchain._backends.compiled.row_blocks import (
 )
 from arraylogchain._core.precision import DOUBLE
 from arraylogchain._numba.compiling import inner
+from arraylogchain._numba.intrinsics import view
 
 MIN_COTANGENT, MAX_COTANGENT = DOUBLE.cotangents
 
@@ -68,7 +69,7 @@ def _add_chunk(block, segment, cotangents, gradients, work):
     """Add the marginals of a chunk of steps; return how many rows are now marked as FAILED."""
     num_failed, width, matrix_step = 0, len(block.lengths), len(work.pairs) > 1
     with_pairs, with_states = len(gradients.transitions) > 0, len(gradients.potentials) > 0
-    factors = work.normalizers[:width]
+    factors = view(work.normalizers, 0, (width,))
     for t in range(segment.start, segment.stop):
         alpha, i = block.alpha[t + 1, 0], t - segment.start
         beta, beta_x = block.predicted[i, 0], block.updated[i + 1, 0]
@@ -97,7 +98,7 @@ def _write_factors(alpha, beta, block, cotangents, factors, active):
     for r in range(active):
         factors[r] = 0.0
     for start in range(0, len(alpha), width):
-        a, b = alpha[start : start + active], beta[start : start + active]
+        a, b = view(alpha, start, (active,)), view(beta, start, (active,))
         for r in range(active):
             factors[r] += a[r] * b[r]
     for r in range(active):
@@ -123,15 +124,16 @@ def _add_pairs(alpha, beta_x, factors, width, moved, weights, pairs):
     """Add the sums over rows of alpha_k beta_x_j times factors, which are 0 for failed rows."""
     K = len(pairs)
     for k in range(K):
-        a = alpha[k * width : k * width + moved]
+        a = view(alpha, k * width, (moved,))
         for r in range(moved):
             weights[r] = a[r] * factors[r]
         j = 0
         while j + 4 <= K:
-            _add_four_products(weights, beta_x, j * width, width, moved, pairs[k, j : j + 4])
+            out = view(pairs, k * K + j, (4,))
+            _add_four_products(weights, beta_x, j * width, width, moved, out)
             j += 4
         while j < K:
-            pairs[k, j] += _product(weights[:moved], beta_x[j * width : j * width + moved])
+            pairs[k, j] += _product(view(weights, 0, (moved,)), view(beta_x, j * width, (moved,)))
             j += 1
 
 
@@ -143,9 +145,9 @@ def _scalar_product(a, b):
 
 
 def _four_scalar_products(a, b, start, width, count, out):
-    b0, b1 = b[start : start + count], b[start + width : start + width + count]
+    b0, b1 = view(b, start, (count,)), view(b, start + width, (count,))
     start += 2 * width
-    b2, b3 = b[start : start + count], b[start + width : start + width + count]
+    b2, b3 = view(b, start, (count,)), view(b, start + width, (count,))
     s0 = s1 = s2 = s3 = 0.0
     for r in range(count):
         s0 += a[r] * b0[r]
@@ -217,7 +219,7 @@ def add_sums(total, pairs):
 @inner
 def scale_pairs(pairs, matrices, by_logs):
     """Multiply pairs by the weights of their transitions, or undo the scales of these."""
-    flat, size = pairs.reshape(pairs.size), pairs.shape[1] * pairs.shape[2]
+    flat, size = view(pairs, 0, (pairs.size,)), pairs.shape[1] * pairs.shape[2]
     for i in range(len(flat)):
         if not by_logs:
             flat[i] = math.ldexp(flat[i], -int(matrices.scales[1, i // size]))

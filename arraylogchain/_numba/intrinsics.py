@@ -66,8 +66,8 @@ def view(context: Any, x: Any, start: Any, shape: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         source = cgutils.create_struct_proxy(x)(context, builder, value=args[0])
         result = cgutils.create_struct_proxy(kind)(context, builder)
-        lengths, strides = cgutils.unpack_tuple(builder, args[2], num_axes), []
-        size = args[1].type(1)
+        lengths, size = cgutils.unpack_tuple(builder, args[2], num_axes), args[1].type(1)
+        strides: list[Any] = []
         for length in reversed(lengths):
             strides.insert(0, builder.mul(size, source.itemsize))
             size = builder.mul(size, length)

@@ -276,6 +276,33 @@ def test_tensors_replaced_between_calls(torch_backend):
     assert_every_method_raises(chain, "log_potentials", (12,), "[..., T, K]")
 
 
+def test_tensors_changed_between_calls(torch_backend):
+    """Values, shapes and memory of tensors, and of what is copied, are read at each call."""
+    torch = torch_backend.xp
+    x, P = torch.from_numpy(normal(4, 4)), torch.from_numpy(uniform(4, 4))
+    counts, negative = torch.arange(1, 5), torch._neg_view(-torch.from_numpy(uniform(4)))
+    chain = alc.LogChain(x, transitions=P, initial=counts, final=negative)
+    plain = alc.LogChain(x, transitions=P)
+    changes = (
+        lambda: x.mul_(2),
+        lambda: x.t_(),
+        lambda: P.set_(uniform_tensor[:, 1:5]),
+        lambda: counts.add_(1),
+        lambda: negative.mul_(2),
+        lambda: x.resize_(3, 4),
+        lambda: setattr(P, "data", torch._neg_view(-P)),
+    )
+    uniform_tensor = torch.from_numpy(uniform(4, 9))
+    for change in changes:
+        change()
+        now = x.clone(), P.clone()
+        expected = alc.LogChain(now[0], transitions=now[1])
+        assert_same_bits(plain.posterior(), expected.posterior())
+        initial, final = counts.double(), negative.clone()
+        expected = alc.LogChain(now[0], transitions=now[1], initial=initial, final=final)
+        assert_same_bits(chain.posterior(), expected.posterior())
+
+
 # ---------------------------------------------------------------------------------- interruption
 
 

@@ -300,7 +300,9 @@ def check_workspace(workspace: int | None, *arrays: Any) -> int:
     """Return the workspace in bytes for arrays; raise TypeError or ValueError if it is no size."""
     if workspace is None:
         for x in arrays:
-            if type(x) is not np.ndarray and "cuda" in str(getattr(x, "device", "")).lower():
+            if type(x) is np.ndarray or getattr(x, "is_cpu", None) is True:  # of torch
+                continue
+            if "cuda" in str(getattr(x, "device", "")).lower():
                 return DEFAULT_WORKSPACE_ON_CUDA
         return DEFAULT_WORKSPACE
     return at_least(SMALLEST_WORKSPACE, "workspace", workspace, " bytes")

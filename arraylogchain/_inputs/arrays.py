@@ -97,10 +97,10 @@ def _prepare_tensors(arguments: Mapping[str, Array]) -> tuple[Context, Mapping[s
     """Return tensors without copies, as NumPy arrays if they are on the CPU and not bfloat16."""
     torch = sys.modules["torch"]
     check_tensors(arguments)
-    result = check_dtypes(tuple([(name, x.dtype) for name, x in arguments.items()]), torch)
-    tensors, ready = arguments.values(), {}
-    on_cpu = all(map(attrgetter("is_cpu"), tensors))
-    on_cpu = on_cpu and torch.bfloat16 not in map(attrgetter("dtype"), tensors)
+    dtypes = tuple([(name, x.dtype) for name, x in arguments.items()])
+    result, ready = check_dtypes(dtypes, torch), {}
+    on_cpu = all(map(attrgetter("is_cpu"), arguments.values()))
+    on_cpu = on_cpu and all(dtype is not torch.bfloat16 for _, dtype in dtypes)
     try:
         for name, x in arguments.items():
             if not (on_cpu or are_plain(x)):
@@ -126,6 +126,8 @@ def with_dtype_of(like: str, arguments: Mapping[str, Array]) -> Mapping[str, Arr
     TypeError
         For lists that do not make an array of real numbers.
     """
+    if len({(type(x), getattr(x, "dtype", None)) for x in arguments.values()}) == 1:
+        return arguments
     prototype = arguments[like]
     return {name: _as_floating(name, x, like, prototype) for name, x in arguments.items()}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from operator import attrgetter
@@ -22,7 +22,12 @@ from arraylogchain._inputs.arrays import (
     prepare_inputs,
     with_dtype_of,
 )
-from arraylogchain._inputs.tensors import is_compiling
+from arraylogchain._inputs.tensors import (
+    is_compiling,
+    is_traced,
+    layout_of_tensor,
+    layouts_of_tensors,
+)
 
 
 class Argument(NamedTuple):
@@ -120,9 +125,10 @@ def _arrange(batch: Shape, own_shape: Shape) -> Arrangement:
 
 
 class PreparedChain(NamedTuple):
-    """The shapes and dtypes of NumPy arrays, and the context and chain of arrays that have them."""
+    """The context and chain of arrays that share the memory of arguments, and their layouts."""
 
-    layouts: list[tuple[Shape, np.dtype]]
+    layout_of: Callable[[Array], tuple[Any, ...] | None]
+    layouts: list[Any]
     ctx: Context
     chain: Chain
 
@@ -132,7 +138,7 @@ _LAYOUT = attrgetter("shape", "dtype")
 
 @dataclass(frozen=True, slots=True)
 class ChainArguments:
-    """Arguments of `LogChain`, read at each call and never kept converted.
+    """Arguments of `LogChain`, read at each call; copies are never kept.
 
     Attributes
     ----------
@@ -141,7 +147,7 @@ class ChainArguments:
     lengths : array or None
         NumPy's, or Dask's.
     prepared : PreparedChain or None
-        What `prepare` returns while the arrays keep their shapes and dtypes.
+        What `prepare` returns while the arrays keep their layouts.
     """
 
     arrays: dict[str, Array]
@@ -173,18 +179,19 @@ class ChainArguments:
             )
         if lengths is not None and not is_lazy(lengths):
             lengths = np.array(on_host("lengths", lengths))  # once: reading may wait for a device
-        arguments = cls(selected, lengths)
         if has_values(*selected.values(), lengths):
             ctx, ready = prepare_inputs(selected, like="log_potentials")
             chain = make_chain(ready, lengths)
             check_weights(ctx, chain)
             if ready is selected:
                 layouts = list(map(_LAYOUT, selected.values()))
-                return cls(selected, lengths, PreparedChain(layouts, ctx, chain))
-        elif not arguments.is_lazy():
-            common_namespace(floating := arguments.floating())
+                return cls(selected, lengths, PreparedChain(_LAYOUT, layouts, ctx, chain))
+            if layouts := layouts_of_tensors(selected.values()):
+                return cls(selected, lengths, PreparedChain(layout_of_tensor, layouts, ctx, chain))
+        elif not is_lazy(*selected.values(), lengths):
+            common_namespace(floating := with_dtype_of("log_potentials", selected))
             check_shapes(floating)
-        return arguments
+        return cls(selected, lengths)
 
     def is_lazy(self) -> bool:
         """Return whether one of the arrays is a Dask array."""
@@ -197,7 +204,11 @@ class ChainArguments:
     def prepare(self) -> tuple[Context, Chain]:
         """Return the context and the chain of arrays in memory, detached from autograd."""
         known = self.prepared
-        if known is not None and known.layouts == list(map(_LAYOUT, self.arrays.values())):
+        if (
+            known is not None
+            and not (known.layout_of is layout_of_tensor and is_traced())
+            and known.layouts == list(map(known.layout_of, self.arrays.values()))
+        ):
             return known.ctx, known.chain
         ctx, arrays = prepare_inputs(self.arrays, like="log_potentials")
         return ctx, make_chain(arrays, self.lengths)

@@ -6,7 +6,7 @@ None of these functions imports torch.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import wraps
 from operator import attrgetter
 from typing import Any, TypeVar
@@ -67,17 +67,45 @@ def are_plain(*arrays: Array) -> bool:
     torch = sys.modules.get("torch")
     if torch is None:
         return True
-    tensors = [x for x in arrays if isinstance(x, torch.Tensor)]
-    try:
-        for i, x in enumerate(tensors):
-            if type(x) is not torch.Tensor and is_fake(x):
-                return False
+    first = True
+    for x in arrays:
+        if not isinstance(x, torch.Tensor):
+            continue
+        if type(x) is not torch.Tensor and is_fake(x):
+            return False
+        try:
+            # In a transform no new tensor has memory, so that one copy shows it.
+            (x.detach() if first else x).data_ptr()
+        except RuntimeError:
             if not x.is_nested and x.layout == torch.strided:
-                # In a transform no new tensor has memory, so that one copy shows it.
-                (x if i else x.detach()).data_ptr()
-    except RuntimeError:
-        return False
+                return False
+        first = False
     return True
+
+
+def layout_of_tensor(x: Any) -> tuple[Any, ...] | None:
+    """Return what tells whether an array made of a tensor still has its memory.
+
+    None if an array is made by a copy: of integers, and of what torch negates lazily.
+    """
+    dtype = x.dtype
+    if x.is_neg() or not dtype.is_floating_point:
+        return None
+    return x.data_ptr(), x.shape, x.stride(), dtype
+
+
+def layouts_of_tensors(arrays: Collection[Any]) -> list[Any]:
+    """Return the layouts of tensors; an empty list for other arrays, or if one is copied."""
+    torch = sys.modules.get("torch")
+    if torch is None or not {torch.Tensor, torch.nn.Parameter}.issuperset(map(type, arrays)):
+        return []
+    layouts = list(map(layout_of_tensor, arrays))
+    return [] if None in layouts else layouts
+
+
+def is_traced() -> bool:
+    """Return whether a tracer of torch would record results as constants."""
+    return _trace(sys.modules["torch"]) is not None
 
 
 def check_tensors(arguments: Mapping[str, Any]) -> None:
@@ -88,11 +116,10 @@ def check_tensors(arguments: Mapping[str, Any]) -> None:
     torch = sys.modules.get("torch")
     if torch is None:
         return
-    tensors = {name: x for name, x in arguments.items() if isinstance(x, torch.Tensor)}
-    trace = _trace(torch) if tensors else None
-    for name, x in tensors.items():
-        if unreadable := trace or _unreadable(torch, name, x):
-            actual, instead = unreadable
+    trace = _trace(torch)
+    for name, x in arguments.items():
+        if isinstance(x, torch.Tensor) and (reason := trace or _unreadable(torch, name, x)):
+            actual, instead = reason
             raise ValueError(f"{name} must be a dense tensor with values, got {actual}; {instead}")
 
 
@@ -113,6 +140,12 @@ def _unreadable(torch: Any, name: str, x: Any) -> tuple[str, str] | None:
             return "a fake tensor, as torch.export makes", "call this outside of the export"
         if is_instance(x, "torch.masked.maskedtensor.core", "MaskedTensor"):
             return "a masked tensor", f"fill it first, by {name}.to_tensor(...)"
+    try:
+        if not x.is_nested and x.data_ptr():  # read first, as nearly all tensors are dense
+            return None
+        is_transformed = False
+    except RuntimeError:
+        is_transformed = True
     if x.is_meta:
         return "one on the meta device", "move it to a device that has its values"
     if x.is_nested:
@@ -120,11 +153,8 @@ def _unreadable(torch: Any, name: str, x: Any) -> tuple[str, str] | None:
     if x.layout != torch.strided:
         layout = str(x.layout).removeprefix("torch.").removeprefix("_")
         return f"one of layout {layout}", f"{name}.to_dense() makes a dense one"
-    try:
-        if x.numel() and not x.data_ptr():
-            return "one that torch.func.functionalize wraps", "call this outside of it"
-    except RuntimeError:  # inside other transforms
-        return None
+    if x.numel() and not is_transformed:
+        return "one that torch.func.functionalize wraps", "call this outside of it"
     return None
 
 

@@ -12,6 +12,7 @@ the last forward message; given the next state j, the state is k with a probabil
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -141,7 +142,8 @@ def sample(ctx: Context, chain: Chain, workspace: int, out: Array, uniforms: Arr
         if not forward_pass.fused("sample_paths", forward_pass, paths, numbers):
             sampling_backtrace(forward_pass)
         shard = forward_pass.shard
-        shard.view(paths, (slice(shard.num_steps, None),))[...] = -1
+        if shard.num_steps < chain.num_steps:
+            shard.view(paths, (slice(shard.num_steps, None),))[...] = -1
 
     def sampling_backtrace(forward_pass: Pass) -> None:
         shard, last = forward_pass.shard, forward_pass.carry
@@ -183,17 +185,22 @@ def _states_after(
     been written.
     """
     ctx, xp = shard.ctx, shard.ctx.xp
+
+    def last_states(rows: tuple[Any, ...], length: int) -> Array:
+        u = ctx.load(shard.read(numbers, (length - 1, samples))[rows], ctx.widest)
+        drawn = draw_states(xp, last_weights[rows][:, :, None, :], u)
+        return xp.where(u < 0, xp.astype(-1 - u, drawn.dtype), drawn)
+
     if steps.stop < shard.num_steps:
         # Rows that have ended, or have no path, need some state.
         states = xp.clip(shard.read(paths, (steps.stop, samples)), 0, None)
+    elif shard.lengths is None:
+        return last_states((...,), shard.num_steps)
     else:
         shape = (*shard.state_shape[:2], samples.stop - samples.start)
         states = xp.zeros(shape, dtype=ctx.index_dtype, device=ctx.device)
-    lengths = [shard.num_steps] if shard.lengths is None else np.unique(shard.lengths)
-    for length in map(int, lengths):
+    for length in map(int, () if shard.lengths is None else np.unique(shard.lengths)):
         if steps.start < length <= steps.stop:
-            ending = shard.row_index(shard.num_active(length), shard.num_active(length - 1))
-            u = shard.read(numbers, (length - 1, samples))[ending]
-            drawn = draw_states(xp, last_weights[ending][:, :, None, :], ctx.load(u, ctx.widest))
-            states[ending] = xp.where(u < 0, xp.astype(-1 - u, states.dtype), drawn)
+            rows = shard.row_index(shard.num_active(length), shard.num_active(length - 1))
+            states[rows] = last_states(rows, length)
     return states

@@ -52,14 +52,15 @@ class CompiledBackend:
         self.may_be_sparse = (
             self.has_one and shard.groups == 1 and self.K >= matrices.MIN_SPARSE_STATES
         )
-        self._prepared: dict[tuple[str, bool], tuple[Any, ...]] = {}
+        self._prepared: dict[str, tuple[Any, ...]] = {}
 
     def advance(
         self, carry: Messages | None, steps: slice, backward: bool, keep: Keep
     ) -> SegmentMessages:
         G, K, R, S = self.G, self.K, self.R, steps.stop - steps.start
         new_carry = weights, scales, forms = self._initial_carry(carry, backward)
-        x, prepared = self._potentials(steps), self._matrices("weights", steps, backward)
+        form = "transposed" if backward else "weights"
+        x, prepared = self._potentials(steps), self._matrices(form, steps, backward)
         predicted = np.empty((S, G, K * R) if keep == Keep.ALL else (2, 1, K * R))
         updated = np.empty((2, 1, K * R) if keep == Keep.NOTHING else (S + 1, G, K * R))
         predicted_scales = np.empty((2, S if keep == Keep.ALL else 0, G, R))
@@ -82,10 +83,11 @@ class CompiledBackend:
     def max_product(self, carry: Messages | None, steps: slice, keep: Keep) -> SegmentMessages:
         G, K, R, S = self.G, self.K, self.R, steps.stop - steps.start
         new_carry = weights, scales, _ = self._initial_carry(carry, backward=False)
-        edges, sparse = self._matrices("logs", steps, backward=False)
+        (_, *logs), _, sparse = self._matrices("logs", steps, backward=False)
         updated = np.empty((S, G, K * R) if keep == Keep.UPDATED else (2, 1, K * R))
         x, scratch = self._potentials(steps), self._scratch()
-        paths.max_product(x, edges, sparse, self.lengths, new_carry, updated, scratch, steps.start)
+        results = new_carry, updated, scratch
+        paths.max_product(x, tuple(logs), sparse, self.lengths, *results, steps.start)
         shifts, exponents, _ = scales.reshape(3, self.shard.groups, self.shard.rows)
         is_log = np.ones(shifts.shape, bool)
         carry = Messages(weights.reshape(*shifts.shape, K), shifts, exponents, is_log)
@@ -101,7 +103,7 @@ class CompiledBackend:
         size = R * T * (K + 1) + T
         if size > self.capacity or K > best_paths.MAX_STATES or not self.has_one:
             return None
-        (*logs, _), _ = self._matrices("logs", slice(0, T), backward=False)
+        (_, *logs, _), *_ = self._matrices("logs", slice(0, T), backward=False)
         final = np.empty((2, 0, K))
         if "final" in shard.views:
             parts = split_log(shard.ctx, *shard.boundary_weights(True))
@@ -194,8 +196,8 @@ class CompiledBackend:
     def backtrace(self, updated: Messages, after: Array, steps: slice) -> Array:
         stored = self._from_rows(updated.values)
         states = self._states(after, len(stored), 1)
-        edges, sparse = self._matrices("logs", steps, backward=True)
-        paths.backtrace(stored, edges, sparse, self.lengths, states, steps.start)
+        (_, *logs), _, sparse = self._matrices("logs", steps, backward=True)
+        paths.backtrace(stored, tuple(logs), sparse, self.lengths, states, steps.start)
         return states[:-1].reshape(-1, *after.shape)
 
     def backtrace_suffixes(
@@ -203,13 +205,13 @@ class CompiledBackend:
     ) -> tuple[Array, Suffixes]:
         stored, shape = self._from_rows(updated.values), after.losses.shape
         n = shape[-1]
-        edges, sparse = self._matrices("logs", steps, backward=True)
+        (_, *logs), _, sparse = self._matrices("logs", steps, backward=True)
         states = np.array(after.states, np.int64, order="C").reshape(self.G, self.R, n)
         losses = np.array(after.losses, np.float64, order="C").reshape(states.shape)
         links = np.empty((len(stored), *states.shape), np.int64)
         candidates = np.empty(2 * n), np.empty(2 * n, np.int64), np.empty(2 * n), np.empty(self.K)
         outputs = (states, losses), links, candidates, steps.start
-        suffixes.backtrace_suffixes(stored, edges, sparse, self.lengths, *outputs)
+        suffixes.backtrace_suffixes(stored, tuple(logs), sparse, self.lengths, *outputs)
         return links.reshape(-1, *shape), Suffixes(states.reshape(shape), losses.reshape(shape))
 
     def follow(self, links: Array, numbers: Array) -> tuple[Array, Array]:
@@ -223,7 +225,7 @@ class CompiledBackend:
         self, updated: Messages, after: Array, steps: slice, uniforms: Array
     ) -> Array:
         states = self._states(after, len(uniforms), after.shape[-1])
-        (F, logs, _, place), bounds, _ = self._matrices("weights", steps, True)
+        (F, logs, _, place), bounds, _ = self._matrices("weights", steps, backward=True)
         edges, threshold = (F, logs, place), max(bounds[1], 2.0**-900)
         stored = self._from_rows(updated.values)
         is_log = np.zeros((self.G, self.R), bool)
@@ -288,33 +290,32 @@ class CompiledBackend:
         return states
 
     def _matrices(self, form: str, steps: slice, backward: bool) -> tuple[Any, ...]:
-        """Return matrices as `recursion.advance`, or with logs `paths.max_product`, takes them.
+        """Return the fields of `recursion.PreparedMatrices`; no weights and bounds of 'logs'.
 
-        They lead from each step to the one after it if `backward`, else from the one before it.
-        Weights are [to, from] if `backward`; logs always are [from, to].
+        They lead from each step to the one after it if `backward`, else from the one before it. The
+        form is 'weights' or 'logs', [from, to], or 'transposed' weights, [to, from].
         """
-        key = form, backward and form == "weights"
-        if key in self._prepared:
-            return self._prepared[key]
+        shard = self.shard
+        if form in self._prepared:
+            return self._prepared[form]
         if self.has_one:
             requested = slice(0, 1)
         elif backward:
-            requested = slice(steps.start, min(steps.stop, self.shard.chain.num_steps - 1))
+            requested = slice(steps.start, min(steps.stop, shard.chain.num_steps - 1))
         else:
             requested = slice(max(steps.start - 1, 0), steps.stop - 1)
         values, is_log = self._transitions(requested)
         place = values.shape[1], self.per_group, requested.start
-        result: list[Any]
         if form == "logs":
-            F, (logs, shifts) = EMPTY, matrices.logs_of(values, is_log)
-            result = [(logs, shifts, place)]
+            F, (logs, scales), bounds = EMPTY, matrices.logs_of(values, is_log), None
         else:
-            (F, logs, scales), bounds = matrices.prepare(self.shard.ctx, values, is_log, backward)
-            result = [(F, logs, scales, place), bounds]
-        result.append(tuple(matrices.compress(F, logs) if self.may_be_sparse else FULL))
+            transposed = form == "transposed"
+            (F, logs, scales), bounds = matrices.prepare(shard.ctx, values, is_log, transposed)
+        sparse = tuple(matrices.compress(F, logs) if self.may_be_sparse else FULL)
+        result = (F, logs, scales, place), bounds, sparse
         if self.has_one:
-            self._prepared[key] = tuple(result)
-        return tuple(result)
+            self._prepared[form] = result
+        return result
 
     def _from_rows(self, x: Array) -> Floats:
         """Return messages [n, groups, rows, K] as [n, G, K * R]."""

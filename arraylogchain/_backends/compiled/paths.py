@@ -150,7 +150,7 @@ def sampling_backtrace(
         Updated messages that `recursion.advance` stored.
     is_log : array [G, R]
     matrices : (F, logs, place)
-        Transposed ones from each step to the next; see `recursion.Matrices`.
+        From each step to the next, [from, to]; see `recursion.Matrices`.
     threshold : float
         Smallest sum of linear weights that the entries left out of F cannot affect.
     uniforms : array [S, G, R, n]
@@ -168,10 +168,10 @@ def sampling_backtrace(
                     j, total = states[i + 1, g, r, s], 0.0
                     if not is_last and is_linear:
                         for k in range(K):
-                            scratch[k] = m[k * R + r] * F[base + j * K + k]
+                            scratch[k] = m[k * R + r] * F[base + k * K + j]
                         total = _sum_of(scratch)
                     if not is_last and not total >= threshold:
-                        total = _relative_weights(m, F, L, base + j * K, r, is_linear, scratch)
+                        total = _relative_weights(m, F, L, base + j, r, is_linear, scratch)
                     if not is_last:
                         j = _search(scratch, uniforms[i, g, r, s] * total)
                     states[i, g, r, s] = j
@@ -179,13 +179,14 @@ def sampling_backtrace(
 
 @inner
 def _relative_weights(m, F, L, at, r, is_linear, out):
-    """Write exp(m + log F), relative to the largest; return the sum."""
-    R = len(m) // len(out)
-    for k in range(len(out)):
+    """Write exp(m[k] + log F[at + k K]), relative to the largest; return the sum."""
+    K = len(out)
+    R = len(m) // K
+    for k in range(K):
         a = m[k * R + r]
         if is_linear:
             a = math.log(a) if a > 0.0 else -INF
-        out[k] = a + log_entry(F, L, at + k) if a > -INF else -INF
+        out[k] = a + log_entry(F, L, at + k * K) if a > -INF else -INF
     top = max_or_nan(out)
     is_sum = -INF < top < INF
     for k in range(len(out)):

@@ -69,6 +69,8 @@ class EntropyPass(BackwardPass):
         """Return the entropies, [groups, rows]."""
         xp, log_z = self.ctx.xp, self.sums.unscaled_log_z
         self.run()
+        if self.sums.is_zero is None:  # log Z is finite
+            return self.entropy
         result = xp.where(log_z == -math.inf, 0.0, self.entropy)
         return xp.where(log_z == math.inf, math.nan, result)
 

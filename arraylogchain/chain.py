@@ -14,7 +14,7 @@ from arraylogchain import _select
 from arraylogchain._core.context import Array, Context, check_workspace, library_name
 from arraylogchain._core.threads import at_least, check_workers
 from arraylogchain._inputs.arrays import are_numpy, dtype_name, namespace_of, promote
-from arraylogchain._inputs.chain import Chain, ChainArguments, check_states
+from arraylogchain._inputs.chain import ARGUMENTS, Chain, ChainArguments, check_states
 from arraylogchain._inputs.random import check_count, check_generator, fill, workspace_for_samples
 from arraylogchain._inputs.tensors import dynamo_disabled, is_differentiated
 from arraylogchain._results import ChainPath, ChainPosterior, FilteredChain, Plan
@@ -107,15 +107,8 @@ class LogChain:
         self._workers = check_workers(workers)
         # Gradients store all messages unless the caller limits the workspace.
         self._keeps_messages = workspace is None
-        arrays = {
-            "log_potentials": log_potentials,
-            "transitions": transitions,
-            "log_transitions": log_transitions,
-            "initial": initial,
-            "log_initial": log_initial,
-            "final": final,
-            "log_final": log_final,
-        }
+        weights = transitions, log_transitions, initial, log_initial, final, log_final
+        arrays = dict(zip(ARGUMENTS, (log_potentials, *weights), strict=True))
         self._arguments = ChainArguments.validated(arrays, lengths)
         if lazy := self._lazy():
             lazy.TimeChunks.of(self)  # validates the arrays

@@ -87,8 +87,7 @@ class Workspace(NamedTuple):
     carries: Any  # [2, L * (K + 2)]: forward and backward
     boundary: Any  # [2, L, K + 1]: weights as the recursions began with them, and exponents
     normalizers: Any  # [L]
-    predicted: Any  # [C * K * L]; C is at least 2
-    updated: Any  # [(C + 1) * K * L]
+    messages: Any  # [(2 C + 1) * K * L]; C is at least 2
 
 
 class RowBlock(NamedTuple):
@@ -100,8 +99,10 @@ class RowBlock(NamedTuple):
     forward: Any  # a `Carry`
     backward: Any
     alpha: Any  # messages, [n, 1, K * L]
-    predicted: Any
-    updated: Any
+    predicted: Any  # [C, 1, K * L]
+    updated: Any  # [C + 1, 1, K * L]
+    no_scales: Any  # [2, 0, 1, L]
+    scratch: Any  # a `Scratch`
 
 
 @views
@@ -121,11 +122,8 @@ def cut_memory(chains, sizes, memory):
     i += carries.size
     boundary = view(memory, i, (2, L, K + 1))
     i += boundary.size
-    predicted = view(memory, i, (C * K * L,))
-    i += len(predicted)
-    updated = view(memory, i, ((C + 1) * K * L,))
-    normalizers = view(memory, i + len(updated), (L,))
-    of_rows = carries, boundary, normalizers, predicted, updated
+    messages = view(memory, i, ((2 * C + 1) * K * L,))
+    of_rows = carries, boundary, view(memory, i + len(messages), (L,)), messages
     return Workspace(matrices, scales, extremes, pairs, factors, x_shifts, *of_rows)
 
 
@@ -204,23 +202,20 @@ def transpose_matrices(prepared, columns, work):
 @views
 def block_of_rows(chains, start, width, work, alpha, sizes, forms):
     """Return the block of rows start, ..., start + width - 1, with undefined carries."""
-    _, T, K = chains.x.shape
+    (_, T, K), C, memory = chains.x.shape, sizes.chunk, work.messages
+    at, size = start * sizes.row_size, K * width
     return RowBlock(
         view(chains.x, start * T * K, (width, T, K)),
         view(chains.lengths, start, (width,)),
         start,
         _carry(work.carries[0], forms[0], width, K),
         _carry(work.carries[1], forms[1], width, K),
-        _messages(alpha, start * sizes.row_size, K * width),
-        _messages(work.predicted, 0, K * width),
-        _messages(work.updated, 0, K * width),
+        view(alpha, at, ((len(alpha) - at) // size, 1, size)),
+        view(memory, 0, (C, 1, size)),
+        view(memory, C * size, (C + 1, 1, size)),
+        view(memory, 0, (2, 0, 1, width)),
+        Scratch(work.factors, view(work.x_shifts, 0, (sizes.batch + 3, width))),
     )
-
-
-@views
-def _messages(memory, start, size):
-    """Return an array [n, 1, size] of as many messages as fit."""
-    return view(memory, start, ((len(memory) - start) // size, 1, size))
 
 
 @views
@@ -264,7 +259,8 @@ def run_forward(block, prepared, work, log_z):
     # T - T is 0 and T < 0 is False, but not literals; see `recursion.enter_linear_space`.
     segment = Segment(block.x, block.lengths, T - T, T - T, T, T < 0, T - T)
     predicted = view(block.predicted, 0, (2, 1, K * width))
-    advance_block(segment, forward, prepared, predicted, block.alpha, work)
+    stored = Stored(predicted, block.alpha, block.no_scales, block.no_scales)
+    advance_linear(segment, forward, prepared, stored, block.scratch)
     terms, scales = view(work.factors, 0, (K,)), view(work.x_shifts, 0, (3,))
     for r in range(width):
         if forward.forms[r] != LINEAR:
@@ -280,13 +276,3 @@ def run_forward(block, prepared, work, log_z):
             log_z[block.first + r] = scales[2]
         else:
             forward.forms[r] = FAILED
-
-
-@inner
-def advance_block(segment, carry, prepared, predicted, updated, work):
-    """Advance the linear rows of a block; scales of stored messages are not kept."""
-    width, count = len(carry.forms), len(work.x_shifts) // len(work.normalizers)
-    x_shifts = view(work.x_shifts, 0, (count, width))
-    no_scales = view(work.x_shifts, 0, (2, 0, 1, width))
-    stored = Stored(predicted, updated, no_scales, no_scales)
-    advance_linear(segment, carry, prepared, stored, Scratch(work.factors, x_shifts))

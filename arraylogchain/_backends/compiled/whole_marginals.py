@@ -9,11 +9,8 @@ from __future__ import annotations
 import math
 
 from arraylogchain._backends.compiled.linear_space import FAILED, LINEAR, Segment, num_active
-from arraylogchain._backends.compiled.row_blocks import (
-    MAX_NORMALIZER,
-    MIN_NORMALIZER,
-    advance_block,
-)
+from arraylogchain._backends.compiled.recursion import Stored, advance_linear
+from arraylogchain._backends.compiled.row_blocks import MAX_NORMALIZER, MIN_NORMALIZER
 from arraylogchain._core.precision import DOUBLE
 from arraylogchain._numba.compiling import inner
 from arraylogchain._numba.intrinsics import view
@@ -49,7 +46,8 @@ def run_backward(chains, block, prepared, cotangents, gradients, work, chunk):
             start = max(stop - chunk, 0)
             # T - T is 0 and T > 0 is True, but not literals; see `recursion.enter_linear_space`.
             segment = Segment(block.x, block.lengths, T - T, start, stop, T > 0, T - T)
-            advance_block(segment, backward, prepared, block.predicted, block.updated, work)
+            stored = Stored(block.predicted, block.updated, block.no_scales, block.no_scales)
+            advance_linear(segment, backward, prepared, stored, block.scratch)
             for r in range(width):
                 if backward.forms[r] != LINEAR and forward.forms[r] == LINEAR:
                     forward.forms[r] = FAILED

@@ -11,10 +11,10 @@ import numpy as np
 
 from arraylogchain import _chains as chains
 from arraylogchain import _select
-from arraylogchain._core.context import Array, Context, check_workspace, library_name
-from arraylogchain._core.threads import at_least, check_workers
+from arraylogchain._core.context import Array, Context, library_name
 from arraylogchain._inputs.arrays import are_numpy, dtype_name, namespace_of, promote
 from arraylogchain._inputs.chain import ARGUMENTS, Chain, ChainArguments, check_states
+from arraylogchain._inputs.options import at_least, check_workers, check_workspace
 from arraylogchain._inputs.random import check_count, check_generator, fill, workspace_for_samples
 from arraylogchain._inputs.tensors import dynamo_disabled, is_differentiated
 from arraylogchain._results import ChainPath, ChainPosterior, FilteredChain, Plan

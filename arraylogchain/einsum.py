@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from arraylogchain import products
-from arraylogchain._core.context import Array, check_workspace
-from arraylogchain._core.threads import check_workers, using
+from arraylogchain._core.context import Array
+from arraylogchain._core.threads import using
 from arraylogchain._inputs.arrays import prepare_inputs
+from arraylogchain._inputs.options import check_workers, check_workspace
 from arraylogchain._products.contraction import contractions, evaluate
 from arraylogchain._torch.compiling import as_operator
 

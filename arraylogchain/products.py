@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
-from arraylogchain._core.context import Array, check_workspace
-from arraylogchain._core.threads import check_workers, using
+from arraylogchain._core.context import Array
+from arraylogchain._core.threads import using
 from arraylogchain._inputs.arrays import is_lazy
+from arraylogchain._inputs.options import check_workers, check_workspace
 from arraylogchain._inputs.tensors import is_differentiated
 from arraylogchain._products import certified, linear, maxplus
 from arraylogchain._products.in_memory import check_shapes, compute, compute_chain, named

@@ -17,10 +17,10 @@ from array_api_compat import array_namespace
 
 from arraylogchain import _chains as chains
 from arraylogchain._core.axes import Shape, fold
-from arraylogchain._core.context import Array, Context, check_workspace, shape_of
-from arraylogchain._core.threads import check_workers
+from arraylogchain._core.context import Array, Context, shape_of
 from arraylogchain._inputs.arrays import dtype_name, prepare_inputs, raise_if_differentiated
 from arraylogchain._inputs.chain import PARTS, Chain, check_states
+from arraylogchain._inputs.options import check_workers, check_workspace
 from arraylogchain._inputs.tensors import dynamo_disabled
 from arraylogchain._products import certified, in_memory, linear, maxplus
 from arraylogchain._products.chainexp import chain_and_pullback, multiplier

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import arraylogchain as alc
-from arraylogchain._core.context import check_workspace
+from arraylogchain._inputs.options import check_workspace
 from tests.chain_scenarios import left_to_right
 
 SMALLEST = 1 << 20

@@ -15,12 +15,7 @@ import numpy as np
 
 from arraylogchain._core.axes import boxes
 from arraylogchain._core.precision import DOUBLE, Precision
-from arraylogchain._core.threads import at_least, run_blocks, using
-
-DEFAULT_WORKSPACE = 64 * 2**20
-DEFAULT_WORKSPACE_ON_CUDA = 256 * 2**20
-# NumPy's own buffers for mixed dtypes take up to a few hundred kilobytes.
-SMALLEST_WORKSPACE = 2**20
+from arraylogchain._core.threads import run_blocks, using
 
 # An array of any library; the array API standard has no common base class.
 Array = Any
@@ -294,15 +289,3 @@ def is_transposed(x: Array) -> bool:
     """Return whether the second to last axis is contiguous; False if strides are not known."""
     strides = getattr(x, "strides", None) or (x.stride() if hasattr(x, "stride") else None)
     return strides is not None and 0 < abs(strides[-2]) < abs(strides[-1])
-
-
-def check_workspace(workspace: int | None, *arrays: Any) -> int:
-    """Return the workspace in bytes for arrays; raise TypeError or ValueError if it is no size."""
-    if workspace is None:
-        for x in arrays:
-            if type(x) is np.ndarray or getattr(x, "is_cpu", None) is True:  # of torch
-                continue
-            if "cuda" in str(getattr(x, "device", "")).lower():
-                return DEFAULT_WORKSPACE_ON_CUDA
-        return DEFAULT_WORKSPACE
-    return at_least(SMALLEST_WORKSPACE, "workspace", workspace, " bytes")

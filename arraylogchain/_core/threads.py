@@ -14,7 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import cache, lru_cache
 from pathlib import Path
@@ -72,25 +72,6 @@ def run_blocks(work: Callable[[int, int], object], count: int, block: int) -> No
         held.clear()
     for future in running:
         future.result()
-
-
-def check_workers(workers: int | None) -> int | None:
-    """Return the number of threads that a caller asks for; raise where it is no usable number."""
-    return None if workers is None else at_least(1, "workers", workers)
-
-
-def at_least(lowest: int, name: str, x: int, unit: str = "") -> int:
-    """Return an argument that has to be an integer from `lowest` on."""
-    is_bool = isinstance(x, bool) or "bool" in str(getattr(x, "dtype", ""))
-    value = None
-    if not is_bool and not getattr(x, "ndim", False) and hasattr(x, "__index__"):
-        with suppress(TypeError):  # arrays without axes may hold other numbers
-            value = x.__index__()
-    if value is None:
-        raise TypeError(f"{name} must be an integer, got {type(x).__name__}")
-    if value < lowest:
-        raise ValueError(f"{name} must be at least {lowest}{unit}, got {x}")
-    return value
 
 
 def using(workers: int | None) -> AbstractContextManager[None]:

@@ -12,10 +12,10 @@ import dask.array as da
 from array_api_compat import array_namespace
 
 from arraylogchain._core.axes import fold
-from arraylogchain._core.context import DEFAULT_WORKSPACE
 from arraylogchain._core.threads import using
 from arraylogchain._dask.blocks import map_rows, to_lazy
 from arraylogchain._inputs.arrays import promote
+from arraylogchain._inputs.options import DEFAULT_WORKSPACE
 from arraylogchain._products import certified, in_memory, linear, maxplus
 from arraylogchain._products.chainexp import product_of_sequence, scale_of_sums, shifts
 from arraylogchain._products.contraction import Multiply, evaluate

@@ -89,6 +89,8 @@ def _entries(ctx: Context, x: Array, lead: Box, trailing: tuple[Any, ...]) -> Ar
     Every axis has an index array of its own, so that no axis of x is ever expanded.
     """
     lead_shape = shape_of(x)[: x.ndim - len(trailing)]
+    if not lead_shape:
+        return x[trailing]
     index: list[Any] = []
     for axis, part in enumerate(within(lead[len(lead) - len(lead_shape) :], lead_shape)):
         along = ctx.arange(part.start, part.stop)

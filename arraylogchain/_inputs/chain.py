@@ -350,15 +350,18 @@ def check_states(ctx: Context, states: Array, chain: Chain, workspace: int) -> A
     if ctx.is_numpy or isinstance(states, np.ndarray) or not hasattr(states, "dtype"):
         states = on_host("states", states)
     batch = check_paths(states, chain.batch, chain.num_steps)
-    xp = np if isinstance(states, np.ndarray) else ctx.xp
-    states = xp.broadcast_to(states, (*batch, chain.num_steps))
+    if shape_of(states) != (shape := (*batch, chain.num_steps)):
+        xp = np if isinstance(states, np.ndarray) else ctx.xp
+        states = xp.broadcast_to(states, shape)
     lengths = None if chain.lengths is None else ctx.integers(chain.lengths)
     if 0 in batch:
         return states
-    for box in boxes(shape_of(states), max(1, workspace // BYTES_PER_STATE)):
+    for box in boxes(shape, max(1, workspace // BYTES_PER_STATE)):
         block = states_of(ctx, states, lengths, box)
-        low, high = (int(on_host("states", f(block))) for f in (ctx.xp.min, ctx.xp.max))
-        if not 0 <= low <= high < chain.num_states:
+        ends = block
+        if not ctx.is_numpy:  # both are read at once, as that waits for a device
+            ends = on_host("states", ctx.xp.stack([ctx.xp.min(block), ctx.xp.max(block)]))
+        if not 0 <= ends.min() <= ends.max() < chain.num_states:
             wrong = on_host("states", block)
             # The block has wrapped integers that its dtype cannot represent; report the originals.
             out_of_range = on_host("states", states[box])[(wrong < 0) | (wrong >= chain.num_states)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import islice
 from typing import Any
 
@@ -283,12 +284,16 @@ def write_steps(out: Array, shard: Shard, steps: slice, values: Array, past_ends
 
 def backend_of(operation: str, ctx: Context, chain: Chain, workspace: int) -> Any:
     """Return the backend of an operation on a chain: a class with the methods of `Backend`."""
-    name, _ = _select.route(operation, ctx, chain, workspace)
-    if name == "loops":
+    return _backend_class(_select.route(operation, ctx, chain, workspace)[0])
+
+
+@cache
+def _backend_class(route: str) -> Any:
+    if route == "loops":
         from arraylogchain._backends.compiled.backend import CompiledBackend
 
         return CompiledBackend
-    if name == "kernels":
+    if route == "kernels":
         from arraylogchain._backends.cuda.backend import CudaBackend
 
         return CudaBackend

@@ -136,7 +136,7 @@ class PreparedChain(NamedTuple):
 _LAYOUT = attrgetter("shape", "dtype")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class ChainArguments:
     """Arguments of `LogChain`, read at each call; copies are never kept.
 

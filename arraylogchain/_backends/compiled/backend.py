@@ -228,10 +228,10 @@ class CompiledBackend:
         (F, logs, _, place), bounds, _ = self._matrices("weights", steps, backward=True)
         edges, threshold = (F, logs, place), max(bounds[1], 2.0**-900)
         stored = self._from_rows(updated.values)
-        is_log = np.zeros((self.G, self.R), bool)
-        is_log[...] = False if updated.is_log is None else updated.is_log.reshape(is_log.shape)
+        is_log, lengths = updated.is_log, self.lengths
+        is_log = np.zeros(lengths.shape, bool) if is_log is None else is_log.reshape(lengths.shape)
         u = np.ascontiguousarray(uniforms, np.float64).reshape(-1, *states.shape[1:])
-        scratch, lengths = np.empty(self.K), self.lengths
+        scratch = np.empty(self.K)
         paths.sampling_backtrace(
             stored, is_log, edges, threshold, lengths, u, states, scratch, steps.start
         )

@@ -94,8 +94,8 @@ def _write_factors(alpha, beta, block, cotangents, factors, active):
     """Write cotangents over normalizers, 0 for failed rows; return how many rows fail by these."""
     width, num_failed, forms = len(block.lengths), 0, block.forward.forms
     for r in range(active):
-        factors[r] = 0.0
-    for start in range(0, len(alpha), width):
+        factors[r] = _product(alpha, beta) if width == 1 else 0.0
+    for start in range(0, len(alpha) if width > 1 else 0, width):
         a, b = view(alpha, start, (active,)), view(beta, start, (active,))
         for r in range(active):
             factors[r] += a[r] * b[r]

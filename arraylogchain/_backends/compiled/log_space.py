@@ -8,40 +8,36 @@ import numpy as np
 
 from arraylogchain._core.scaled import LN2_HIGH, LN2_LOW
 from arraylogchain._numba.compiling import inlined, inner
-from arraylogchain._numba.elementary import INF, exps, integer_shift, log, max_or_nan
+from arraylogchain._numba.elementary import INF, exp, exps, integer_shift, log, max_or_nan
 from arraylogchain._numba.intrinsics import view
 from arraylogchain._numba.vector_sums import multiply
 
 
 @inner
-def _sparse_product(a, sparse, out, maxima, sums):
-    """Write the product of `log_product` with sparse columns.
+def _sparse_product(a, sparse, maxima, sums):
+    """Do what `log_product` does, with sparse columns.
 
     Each sum is relative to its own largest term, so that none has to be certified.
     """
     starts, numbers, _, rows, _, logs, terms = sparse
-    K, num_layers = len(a), len(starts) - 1
-    for p in range(len(terms)):
-        terms[p] = a[rows[p]] + logs[p]
+    K = len(a)
     for c in range(K):
         maxima[c], sums[c] = -INF, 0.0
-    for d in range(num_layers):
+    for p in range(len(terms)):
+        terms[p] = a[rows[p]] + logs[p]
+    for d in range(len(starts) - 1):
         layer = view(terms, starts[d], (starts[d + 1] - starts[d],))
         for c in range(len(layer)):
             maxima[c] = layer[c] if layer[c] > maxima[c] else maxima[c]
-    for d in range(num_layers):
+    for d in range(len(starts) - 1):
         layer = view(terms, starts[d], (starts[d + 1] - starts[d],))
         for c in range(len(layer)):
-            layer[c] -= maxima[c]  # -inf less -inf is NaN, for which `exps` writes 0
-    exps(terms, 0.0, terms, len(terms))
-    for d in range(num_layers):
-        layer = view(terms, starts[d], (starts[d + 1] - starts[d],))
-        for c in range(len(layer)):
-            sums[c] += layer[c]
+            # -inf less -inf is NaN, of which `exp` returns 0.
+            sums[c] += exp(layer[c] - maxima[c])
     for c in range(K):
         sums[c] = log(sums[c]) + maxima[c] if maxima[c] > -INF else -INF
     for c in range(K):
-        out[numbers[c]] = sums[c]
+        a[numbers[c]] = sums[c]
 
 
 @inlined
@@ -54,7 +50,7 @@ def log_entry(F, L, at):
 
 @inner
 def log_product(a, prepared, n, out, sums, u):
-    """Write out[j] = log sum_k exp(a[k]) F[k, j], where F is the matrix n.
+    """Replace a[j] by log sum_k exp(a[k]) F[k, j], where F is the matrix n.
 
     Parameters
     ----------
@@ -62,8 +58,7 @@ def log_product(a, prepared, n, out, sums, u):
         Logarithms.
     prepared : recursion.PreparedMatrices
     n : int
-    out : array [K]
-    sums, u : arrays [K]
+    out, sums, u : arrays [K]
         Scratch.
     """
     F, L = prepared.matrices.weights, prepared.matrices.logs
@@ -71,7 +66,7 @@ def log_product(a, prepared, n, out, sums, u):
     K, top = len(a), max_or_nan(a)
     base, is_certified = n * K * K, not is_special and -INF < top < INF
     if is_certified and len(prepared.columns.rows) > 0:
-        _sparse_product(a, prepared.columns, out, sums, u)
+        _sparse_product(a, prepared.columns, sums, u)
         return
     if is_certified:
         one = K // K  # Numba would compile another function for a constant
@@ -82,6 +77,8 @@ def log_product(a, prepared, n, out, sums, u):
     for j in range(K):
         if not (is_certified and sums[j] >= threshold):
             out[j] = _log_sum(a, F, L, base + j, is_special, u)
+    for j in range(K):
+        a[j] = out[j]
 
 
 @inner

@@ -291,8 +291,6 @@ def _advance_in_logs(segment, rows, r, prepared, stored, scratch):
             log_product(message, prepared, n, new, sums, terms)
             shifts[r] += matrices.scales[0, n]
             exponents[r] += matrices.scales[1, n]
-            for k in range(K):
-                message[k] = new[k]
         _store_row(message, stored.predicted, stored.predicted_scales, g, i, r, rows)
         if t < lengths[r]:
             shifts[r] = _add_potentials(message, x[r, i], shifts[r], new, terms)

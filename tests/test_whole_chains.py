@@ -195,3 +195,25 @@ def test_declined_rows_are_computed_by_segments(rows, monkeypatch, shape):
     whole = chain.viterbi()
     assert rows == {"taken": np.prod(shape) - 2, "declined": 2}
     assert_those_of_segments(monkeypatch, whole, chain.viterbi, rtol=1e-14, atol=0)
+
+
+def test_declined_chain_begins_in_log_space(monkeypatch):
+    """If a chain as a whole left linear space, its first segment need not be tried there again."""
+    forms, advance = {}, CompiledBackend.advance
+
+    def call(backend, carry, steps, *args):
+        result = advance(backend, carry, steps, *args)
+        forms[steps.start] = result.carry.is_log is None
+        return result
+
+    monkeypatch.setattr(CompiledBackend, "advance", call)
+    x = normal(20_000, 40)
+    x[-9:-3, 20:] = -200.0
+    chain = alc.LogChain(x, transitions=np.kron(np.eye(2), uniform(20, 20)))
+    whole = chain.log_partition()
+    first, *others, last = forms.values()
+    assert [first, all(others), last] == [False, True, False]
+    monkeypatch.setattr(_select, "FUSED", False)
+    np.testing.assert_allclose(chain.log_partition(), whole, rtol=1e-14)
+    first, *others, last = forms.values()
+    assert [first, all(others), last] == [True, True, False]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from typing import Any
 
@@ -52,6 +53,8 @@ class CompiledBackend:
         self.may_be_sparse = (
             self.has_one and shard.groups == 1 and self.K >= matrices.MIN_SPARSE_STATES
         )
+        # Whether a call for whole chains declined all rows: their first segment is in log space.
+        self.declined_all = False
         self._prepared: dict[str, tuple[Any, ...]] = {}
 
     def advance(
@@ -61,6 +64,9 @@ class CompiledBackend:
         new_carry = weights, scales, forms = self._initial_carry(carry, backward)
         form = "transposed" if backward else "weights"
         x, prepared = self._potentials(steps), self._matrices(form, steps, backward)
+        if self.declined_all and not (backward or steps.start):
+            edges, bounds, sparse = prepared
+            prepared = edges, (math.inf, *bounds[1:]), sparse  # linear space may hold no weight
         predicted = np.empty((S, G, K * R) if keep == Keep.ALL else (2, 1, K * R))
         updated = np.empty((2, 1, K * R) if keep == Keep.NOTHING else (S + 1, G, K * R))
         predicted_scales = np.empty((2, S if keep == Keep.ALL else 0, G, R))
@@ -167,6 +173,7 @@ class CompiledBackend:
         scratch = np.empty(memory_size), alpha, np.empty((2, sizes[0]), np.int8)
         all_sizes, results = (*sizes, row_size), (log_z, declined)
         whole_chains(chains, tuple(columns), all_sizes, scratch, g, gradients, results)
+        self.declined_all = bool(declined.all())
         return WholeChains(
             log_z.reshape(shard.groups, -1),
             views,

@@ -287,7 +287,7 @@ def backend_of(operation: str, ctx: Context, chain: Chain, workspace: int) -> An
     return _backend_class(_select.route(operation, ctx, chain, workspace)[0])
 
 
-@cache
+@cache  # an import statement takes as long as ten calls
 def _backend_class(route: str) -> Any:
     if route == "loops":
         from arraylogchain._backends.compiled.backend import CompiledBackend

@@ -189,10 +189,11 @@ def _states_after(
     def last_states(rows: tuple[Any, ...], length: int) -> Array:
         u = ctx.load(shard.read(numbers, (length - 1, samples))[rows], ctx.widest)
         drawn = draw_states(xp, last_weights[rows][:, :, None, :], u)
+        # -1 - k stands for state k; see `sample`.
         return xp.where(u < 0, xp.astype(-1 - u, drawn.dtype), drawn)
 
     if steps.stop < shard.num_steps:
-        # Rows that have ended, or have no path, need some state.
+        # Rows that have ended, or have no path, may have -1, which is no index.
         states = xp.clip(shard.read(paths, (steps.stop, samples)), 0, None)
     elif shard.lengths is None:
         return last_states((...,), shard.num_steps)

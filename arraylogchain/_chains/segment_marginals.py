@@ -79,13 +79,13 @@ class ShardSums:
         if cotangent is not None:
             values = ctx.load(shard.read(cotangent), ctx.widest)
             values = bounded(ctx, values, ctx.dtype(precision))
-        if not (is_finite := ctx.are_within(2.0**60, log_z)):
+        if not (is_moderate := ctx.are_within(2.0**60, log_z)):
             log_z = log_sum(xp, last_logs(shard, last).values)
             values = xp.where(xp.isinf(log_z), 0.0, values + 0.0 * log_z)
         self.unscaled_log_z, self.cotangents = log_z, values
         self.is_zero, self.smallest, self.largest = None, 1.0, 1.0
-        if is_finite and cotangent is None:
-            return
+        if is_moderate and cotangent is None:
+            return  # all cotangents are ones
         magnitudes = xp.abs(values)
         self.smallest, self.largest = float(xp.min(magnitudes)), float(xp.max(magnitudes))
         if not self.smallest > 0:

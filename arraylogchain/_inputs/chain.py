@@ -125,7 +125,7 @@ def _arrange(batch: Shape, own_shape: Shape) -> Arrangement:
 
 
 class PreparedChain(NamedTuple):
-    """The context and chain of arrays that share the memory of arguments, and their layouts."""
+    """A context and chain that share the memory of arguments, and the layouts of these."""
 
     layout_of: Callable[[Array], tuple[Any, ...] | None]
     layouts: list[Any]
@@ -133,12 +133,13 @@ class PreparedChain(NamedTuple):
     chain: Chain
 
 
+# Without an address, as these arrays are themselves the parts of the chain.
 _LAYOUT = attrgetter("shape", "dtype")
 
 
 @dataclass(slots=True, eq=False)
 class ChainArguments:
-    """Arguments of `LogChain`, read at each call; copies are never kept.
+    """Arguments of `LogChain`, read at each call; of these, only `lengths` is copied.
 
     Attributes
     ----------
@@ -204,6 +205,7 @@ class ChainArguments:
     def prepare(self) -> tuple[Context, Chain]:
         """Return the context and the chain of arrays in memory, detached from autograd."""
         known = self.prepared
+        # While torch traces, `prepare_inputs` raises.
         if (
             known is not None
             and not (known.layout_of is layout_of_tensor and is_traced())
@@ -358,10 +360,10 @@ def check_states(ctx: Context, states: Array, chain: Chain, workspace: int) -> A
         return states
     for box in boxes(shape, max(1, workspace // BYTES_PER_STATE)):
         block = states_of(ctx, states, lengths, box)
-        ends = block
-        if not ctx.is_numpy:  # both are read at once, as that waits for a device
-            ends = on_host("states", ctx.xp.stack([ctx.xp.min(block), ctx.xp.max(block)]))
-        if not 0 <= ends.min() <= ends.max() < chain.num_states:
+        extremes = block
+        if not ctx.is_numpy:  # both are read at once, as a read waits for a device
+            extremes = on_host("states", ctx.xp.stack([ctx.xp.min(block), ctx.xp.max(block)]))
+        if not 0 <= extremes.min() <= extremes.max() < chain.num_states:
             wrong = on_host("states", block)
             # The block has wrapped integers that its dtype cannot represent; report the originals.
             out_of_range = on_host("states", states[box])[(wrong < 0) | (wrong >= chain.num_states)]

@@ -14,24 +14,24 @@ SMALLEST_WORKSPACE = 2**20
 
 
 def check_workspace(workspace: int | None, *arrays: Any) -> int:
-    """Return the workspace in bytes for arrays; raise TypeError or ValueError if it is no size."""
+    """Return the workspace in bytes for arrays; raise unless it is an integer of at least 1 MiB."""
     if workspace is None:
         for x in arrays:
-            if type(x) is np.ndarray or getattr(x, "is_cpu", None) is True:  # of torch
-                continue
-            if "cuda" in str(getattr(x, "device", "")).lower():
+            # `is_cpu` of a tensor is read faster than the text of its device.
+            on_cpu = type(x) is np.ndarray or getattr(x, "is_cpu", None) is True
+            if not on_cpu and "cuda" in str(getattr(x, "device", "")).lower():
                 return DEFAULT_WORKSPACE_ON_CUDA
         return DEFAULT_WORKSPACE
     return at_least(SMALLEST_WORKSPACE, "workspace", workspace, " bytes")
 
 
 def check_workers(workers: int | None) -> int | None:
-    """Return the number of threads that a caller asks for; raise where it is no usable number."""
+    """Return the number of threads that a caller asks for, or None; raise if it is below 1."""
     return None if workers is None else at_least(1, "workers", workers)
 
 
 def at_least(lowest: int, name: str, x: int, unit: str = "") -> int:
-    """Return an argument that has to be an integer from `lowest` on."""
+    """Return an argument as an integer; raise if it is none, or less than `lowest`."""
     is_bool = isinstance(x, bool) or "bool" in str(getattr(x, "dtype", ""))
     value = None
     if not is_bool and not getattr(x, "ndim", False) and hasattr(x, "__index__"):

@@ -62,7 +62,7 @@ def is_differentiated(*arrays: Array | None) -> bool:
 def are_plain(*arrays: Array) -> bool:
     """Return whether all tensors have memory of their own, unlike those in transforms.
 
-    Tensors that `check_tensors` rejects count as plain if they have memory.
+    Dense tensors are tested; others that `check_tensors` rejects count as plain, except fake ones.
     """
     torch = sys.modules.get("torch")
     if torch is None:
@@ -74,19 +74,20 @@ def are_plain(*arrays: Array) -> bool:
         if type(x) is not torch.Tensor and is_fake(x):
             return False
         try:
-            # In a transform no new tensor has memory, so that one copy shows it.
+            # In torch.func.grad not even a new view has memory, so that detaching one shows it.
             (x.detach() if first else x).data_ptr()
+            first = False
         except RuntimeError:
             if not x.is_nested and x.layout == torch.strided:
                 return False
-        first = False
     return True
 
 
 def layout_of_tensor(x: Any) -> tuple[Any, ...] | None:
-    """Return what tells whether an array made of a tensor still has its memory.
+    """Return the address, shape, strides and dtype of a tensor; None if it is converted by a copy.
 
-    None if an array is made by a copy: of integers, and of what torch negates lazily.
+    The chain keeps the memory alive, so that an equal address means the same memory. Integers, and
+    what torch negates lazily, are copied.
     """
     dtype = x.dtype
     if x.is_neg() or not dtype.is_floating_point:
@@ -143,9 +144,9 @@ def _unreadable(torch: Any, name: str, x: Any) -> tuple[str, str] | None:
     try:
         if not x.is_nested and x.data_ptr():  # read first, as nearly all tensors are dense
             return None
-        is_transformed = False
+        has_storage = True
     except RuntimeError:
-        is_transformed = True
+        has_storage = False
     if x.is_meta:
         return "one on the meta device", "move it to a device that has its values"
     if x.is_nested:
@@ -153,7 +154,7 @@ def _unreadable(torch: Any, name: str, x: Any) -> tuple[str, str] | None:
     if x.layout != torch.strided:
         layout = str(x.layout).removeprefix("torch.").removeprefix("_")
         return f"one of layout {layout}", f"{name}.to_dense() makes a dense one"
-    if x.numel() and not is_transformed:
+    if x.numel() and has_storage:
         return "one that torch.func.functionalize wraps", "call this outside of it"
     return None
 

@@ -96,11 +96,6 @@ def inner(function: Function, **more_options: Any) -> Function:
     return cast(Function, njit(**options)(function))
 
 
-def views(function: Function) -> Function:
-    """Write a function into those that call it, as only so it can return views of arrays."""
-    return inner(function, inline="always")
-
-
 def inlined(function: Function) -> Function:
     """Compile a function into its callers, without the cost of a call."""
     return inner(function, forceinline=True)

@@ -53,7 +53,7 @@ class CompiledBackend:
         self.may_be_sparse = (
             self.has_one and shard.groups == 1 and self.K >= matrices.MIN_SPARSE_STATES
         )
-        # Whether a call for whole chains declined all rows: their first segment is in log space.
+        # Whether a call for whole chains declined all rows, so that linear space may fail again.
         self.declined_all = False
         self._prepared: dict[str, tuple[Any, ...]] = {}
 
@@ -65,8 +65,9 @@ class CompiledBackend:
         form = "transposed" if backward else "weights"
         x, prepared = self._potentials(steps), self._matrices(form, steps, backward)
         if self.declined_all and not (backward or steps.start):
-            edges, bounds, sparse = prepared
-            prepared = edges, (math.inf, *bounds[1:]), sparse  # linear space may hold no weight
+            # No weight is at least inf: the first segment is not tried in linear space.
+            transitions, bounds, sparse = prepared
+            prepared = transitions, (math.inf, *bounds[1:]), sparse
         predicted = np.empty((S, G, K * R) if keep == Keep.ALL else (2, 1, K * R))
         updated = np.empty((2, 1, K * R) if keep == Keep.NOTHING else (S + 1, G, K * R))
         predicted_scales = np.empty((2, S if keep == Keep.ALL else 0, G, R))
@@ -89,11 +90,11 @@ class CompiledBackend:
     def max_product(self, carry: Messages | None, steps: slice, keep: Keep) -> SegmentMessages:
         G, K, R, S = self.G, self.K, self.R, steps.stop - steps.start
         new_carry = weights, scales, _ = self._initial_carry(carry, backward=False)
-        (_, *logs), _, sparse = self._matrices("logs", steps, backward=False)
+        transitions, _, sparse = self._matrices("logs", steps, backward=False)
         updated = np.empty((S, G, K * R) if keep == Keep.UPDATED else (2, 1, K * R))
         x, scratch = self._potentials(steps), self._scratch()
-        results = new_carry, updated, scratch
-        paths.max_product(x, tuple(logs), sparse, self.lengths, *results, steps.start)
+        arrays = self.lengths, new_carry, updated, scratch
+        paths.max_product(x, transitions, sparse, *arrays, steps.start)
         shifts, exponents, _ = scales.reshape(3, self.shard.groups, self.shard.rows)
         is_log = np.ones(shifts.shape, bool)
         carry = Messages(weights.reshape(*shifts.shape, K), shifts, exponents, is_log)
@@ -203,8 +204,8 @@ class CompiledBackend:
     def backtrace(self, updated: Messages, after: Array, steps: slice) -> Array:
         stored = self._from_rows(updated.values)
         states = self._states(after, len(stored), 1)
-        (_, *logs), _, sparse = self._matrices("logs", steps, backward=True)
-        paths.backtrace(stored, tuple(logs), sparse, self.lengths, states, steps.start)
+        transitions, _, sparse = self._matrices("logs", steps, backward=True)
+        paths.backtrace(stored, transitions, sparse, self.lengths, states, steps.start)
         return states[:-1].reshape(-1, *after.shape)
 
     def backtrace_suffixes(
@@ -212,13 +213,13 @@ class CompiledBackend:
     ) -> tuple[Array, Suffixes]:
         stored, shape = self._from_rows(updated.values), after.losses.shape
         n = shape[-1]
-        (_, *logs), _, sparse = self._matrices("logs", steps, backward=True)
+        transitions, _, sparse = self._matrices("logs", steps, backward=True)
         states = np.array(after.states, np.int64, order="C").reshape(self.G, self.R, n)
         losses = np.array(after.losses, np.float64, order="C").reshape(states.shape)
         links = np.empty((len(stored), *states.shape), np.int64)
         candidates = np.empty(2 * n), np.empty(2 * n, np.int64), np.empty(2 * n), np.empty(self.K)
         outputs = (states, losses), links, candidates, steps.start
-        suffixes.backtrace_suffixes(stored, tuple(logs), sparse, self.lengths, *outputs)
+        suffixes.backtrace_suffixes(stored, transitions, sparse, self.lengths, *outputs)
         return links.reshape(-1, *shape), Suffixes(states.reshape(shape), losses.reshape(shape))
 
     def follow(self, links: Array, numbers: Array) -> tuple[Array, Array]:
@@ -232,15 +233,15 @@ class CompiledBackend:
         self, updated: Messages, after: Array, steps: slice, uniforms: Array
     ) -> Array:
         states = self._states(after, len(uniforms), after.shape[-1])
-        (F, logs, _, place), bounds, _ = self._matrices("weights", steps, backward=True)
-        edges, threshold = (F, logs, place), max(bounds[1], 2.0**-900)
+        transitions, bounds, _ = self._matrices("weights", steps, backward=True)
+        threshold = max(bounds[1], 2.0**-900)  # smaller sums may have lost terms by underflow
         stored = self._from_rows(updated.values)
         is_log, lengths = updated.is_log, self.lengths
         is_log = np.zeros(lengths.shape, bool) if is_log is None else is_log.reshape(lengths.shape)
         u = np.ascontiguousarray(uniforms, np.float64).reshape(-1, *states.shape[1:])
         scratch = np.empty(self.K)
         paths.sampling_backtrace(
-            stored, is_log, edges, threshold, lengths, u, states, scratch, steps.start
+            stored, is_log, transitions, threshold, lengths, u, states, scratch, steps.start
         )
         return states[:-1].reshape(-1, *after.shape)
 
@@ -297,10 +298,11 @@ class CompiledBackend:
         return states
 
     def _matrices(self, form: str, steps: slice, backward: bool) -> tuple[Any, ...]:
-        """Return the fields of `recursion.PreparedMatrices`; no weights and bounds of 'logs'.
+        """Return matrices, bounds and sparse columns, as in `recursion.PreparedMatrices`.
 
-        They lead from each step to the one after it if `backward`, else from the one before it. The
-        form is 'weights' or 'logs', [from, to], or 'transposed' weights, [to, from].
+        The form is 'weights' [from, to], 'transposed' weights [to, from], or 'logs' [from, to],
+        which have empty weights, shifts [n] as scales, and None as bounds. Matrices lead from each
+        step to the next if `backward`, else from the one before it.
         """
         shard = self.shard
         if form in self._prepared:

@@ -14,8 +14,8 @@ from arraylogchain._numba.vector_sums import multiply
 
 
 @inner
-def _sparse_product(a, sparse, maxima, sums):
-    """Do what `log_product` does, with sparse columns.
+def _sparse_log_product(a, sparse, maxima, sums):
+    """Replace a[j] by log sum_k exp(a[k]) F[k, j], given the sparse columns of F.
 
     Each sum is relative to its own largest term, so that none has to be certified.
     """
@@ -49,7 +49,7 @@ def log_entry(F, L, at):
 
 
 @inner
-def log_product(a, prepared, n, out, sums, u):
+def log_product(a, prepared, n, new, sums, u):
     """Replace a[j] by log sum_k exp(a[k]) F[k, j], where F is the matrix n.
 
     Parameters
@@ -58,7 +58,7 @@ def log_product(a, prepared, n, out, sums, u):
         Logarithms.
     prepared : recursion.PreparedMatrices
     n : int
-    out, sums, u : arrays [K]
+    new, sums, u : arrays [K]
         Scratch.
     """
     F, L = prepared.matrices.weights, prepared.matrices.logs
@@ -66,19 +66,19 @@ def log_product(a, prepared, n, out, sums, u):
     K, top = len(a), max_or_nan(a)
     base, is_certified = n * K * K, not is_special and -INF < top < INF
     if is_certified and len(prepared.columns.rows) > 0:
-        _sparse_product(a, prepared.columns, sums, u)
+        _sparse_log_product(a, prepared.columns, sums, u)
         return
     if is_certified:
         one = K // K  # Numba would compile another function for a constant
         exps(a, top, u, K)
         multiply(sums, u, F, base, K, one, one)
         for j in range(K):
-            out[j] = log(sums[j]) + top
+            new[j] = log(sums[j]) + top
     for j in range(K):
         if not (is_certified and sums[j] >= threshold):
-            out[j] = _log_sum(a, F, L, base + j, is_special, u)
+            new[j] = _log_sum(a, F, L, base + j, is_special, u)
     for j in range(K):
-        a[j] = out[j]
+        a[j] = new[j]
 
 
 @inner

@@ -31,8 +31,9 @@ def max_product(x, matrices, sparse, lengths, carry, updated, scratch, first):
     x, lengths, carry, first
         See `recursion.advance`. The carry becomes logarithms; that of the first segment may be
         linear weights.
-    matrices : (L, shifts, place)
-        Logarithms of weights [n, K, K], flat, less integers [n], and the fields of a `MatrixPlace`.
+    matrices : (array, L, shifts, place)
+        Logarithms L of weights [n, K, K], flat, less integers [n], and the fields of a
+        `MatrixPlace`. The first array is not read.
     sparse : tuple
         As for `recursion.advance`, without weights.
     updated : array [S, G, K * R], or [2, 1, K * R]
@@ -40,7 +41,7 @@ def max_product(x, matrices, sparse, lengths, carry, updated, scratch, first):
         are added after a row's maximum is subtracted, as that may cancel most of a sum.
     scratch : arrays [B + 4, K * R], flat, and [B + 3, R]
     """
-    L, matrix_shifts, place = matrices
+    _, L, matrix_shifts, place = matrices
     sparse, scratch = SparseColumns(*sparse), Scratch(*scratch)
     weights, scales, forms = carry
     (G, R, S, K), (factors, x_shifts) = x.shape, scratch
@@ -111,7 +112,7 @@ def backtrace(updated, matrices, sparse, lengths, states, first):
     matrices, sparse : tuple
         From each step to the next; see `max_product`.
     """
-    L, _, place = matrices
+    _, L, _, place = matrices
     sparse = SparseColumns(*sparse)
     (S, G, _), R = updated.shape, states.shape[2]
     K = updated.shape[2] // R
@@ -149,14 +150,15 @@ def sampling_backtrace(
     updated : array [S, G, K * R]
         Updated messages that `recursion.advance` stored.
     is_log : array [G, R]
-    matrices : (F, logs, place)
-        From each step to the next, [from, to]; see `recursion.Matrices`.
+        Whether the messages of a row are logarithms.
+    matrices : tuple
+        The fields of `recursion.Matrices`, from each step to the next, [from, to].
     threshold : float
         Smallest sum of linear weights that the entries left out of F cannot affect.
     uniforms : array [S, G, R, n]
     scratch : array [K]
     """
-    F, L, place = matrices
+    F, L, _, place = matrices
     (S, G, R, n), K = uniforms.shape, len(scratch)
     for g in range(G):
         for r in range(R):
@@ -180,8 +182,7 @@ def sampling_backtrace(
 @inner
 def _relative_weights(m, F, L, at, r, is_linear, out):
     """Write exp(m[k] + log F[at + k K]), relative to the largest; return the sum."""
-    K = len(out)
-    R = len(m) // K
+    K, R = len(out), len(m) // len(out)
     for k in range(K):
         a = m[k * R + r]
         if is_linear:

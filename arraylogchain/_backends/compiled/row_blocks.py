@@ -31,7 +31,7 @@ from arraylogchain._backends.compiled.recursion import (
     linear_log_range,
 )
 from arraylogchain._core.precision import DOUBLE
-from arraylogchain._numba.compiling import inner, views
+from arraylogchain._numba.compiling import inner
 from arraylogchain._numba.intrinsics import view
 
 MIN_NORMALIZER, MAX_NORMALIZER = DOUBLE.normalizers
@@ -76,7 +76,7 @@ class Gradients(NamedTuple):
 
 
 class Workspace(NamedTuple):
-    """Views of one array."""
+    """Scratch memory of a call, as views of one array."""
 
     matrices: Any  # [2, n, K * K], from step to step and transposed
     scales: Any  # [2, n]
@@ -98,16 +98,14 @@ class RowBlock(NamedTuple):
     first: int  # number of the first row
     forward: Any  # a `Carry`
     backward: Any
-    alpha: Any  # messages, [n, 1, K * L]
-    predicted: Any  # [C, 1, K * L]
-    updated: Any  # [C + 1, 1, K * L]
-    no_scales: Any  # [2, 0, 1, L]
+    alpha: Any  # forward messages, [n, 1, K * L]: n > T, or at least 2 if they are not stored
+    stored: Any  # a `Stored` of C steps backward; scales are not, as they cancel in marginals
     scratch: Any  # a `Scratch`
 
 
-@views
+@inner
 def cut_memory(chains, sizes, memory):
-    """Return the views of the work space; see `block_sizes`."""
+    """Divide scratch memory of `block_sizes` numbers into the arrays of a `Workspace`."""
     (_, count, K, _), L, B, C = chains.transitions.shape, sizes.rows, sizes.batch, sizes.chunk
     i = count * K * K
     pairs, matrices = view(memory, 0, (count, K, K)), view(memory, i, (2, count, K * K))
@@ -156,7 +154,7 @@ def _fill_columns(columns, weights, K):
             columns.weights[p] = weights[columns.rows[p] * K + columns.numbers[p - start]]
 
 
-@views
+@inner
 def prepare_matrices(chains, g, columns, work):
     """Prepare the matrices of group g in linear space, [from, to], for the forward recursion.
 
@@ -167,9 +165,9 @@ def prepare_matrices(chains, g, columns, work):
     # K // K is 1 and count - count is 0, but not literals; see `recursion.enter_linear_space`.
     longest, one = chains.lengths[g * (N // G)], K // K
     used = min(count, max(longest - 1, 0))
-    first = view(chains.transitions, g * count * K * K, (used, K, K))
+    values = view(chains.transitions, g * count * K * K, (used, K, K))
     min_weight = prepare_linear(
-        first, chains.transitions_are_log, work.matrices[0], work.scales, work.extremes
+        values, chains.transitions_are_log, work.matrices[0], work.scales, work.extremes
     )
     weights = view(work.matrices, 0, (count * K * K,))
     _fill_columns(columns, weights, K)
@@ -188,9 +186,9 @@ def _transpose(source, target, K):
                 target[base + j * K + k] = source[base + k * K + j]
 
 
-@views
+@inner
 def transpose_matrices(prepared, columns, work):
-    """Return the matrices of the backward recursion, with the same scales."""
+    """Write the transposed matrices, for the backward recursion; their scales are the same."""
     (source, _, scales, place), K = prepared.matrices, work.pairs.shape[1]
     weights = view(work.matrices, len(source), (len(source),))
     _transpose(source, weights, K)
@@ -199,11 +197,13 @@ def transpose_matrices(prepared, columns, work):
     return PreparedMatrices(matrices, prepared.bounds, columns)
 
 
-@views
+@inner
 def block_of_rows(chains, start, width, work, alpha, sizes, forms):
     """Return the block of rows start, ..., start + width - 1, with undefined carries."""
     (_, T, K), C, memory = chains.x.shape, sizes.chunk, work.messages
     at, size = start * sizes.row_size, K * width
+    predicted, updated = view(memory, 0, (C, 1, size)), view(memory, C * size, (C + 1, 1, size))
+    no_scales = view(memory, 0, (2, 0, 1, width))
     return RowBlock(
         view(chains.x, start * T * K, (width, T, K)),
         view(chains.lengths, start, (width,)),
@@ -211,14 +211,12 @@ def block_of_rows(chains, start, width, work, alpha, sizes, forms):
         _carry(work.carries[0], forms[0], width, K),
         _carry(work.carries[1], forms[1], width, K),
         view(alpha, at, ((len(alpha) - at) // size, 1, size)),
-        view(memory, 0, (C, 1, size)),
-        view(memory, C * size, (C + 1, 1, size)),
-        view(memory, 0, (2, 0, 1, width)),
+        Stored(predicted, updated, no_scales, no_scales),
         Scratch(work.factors, view(work.x_shifts, 0, (sizes.batch + 3, width))),
     )
 
 
-@views
+@inner
 def _carry(memory, forms, width, K):
     """Return a carry of some rows."""
     weights, n = view(memory, 0, (width, K)), width * K
@@ -256,16 +254,17 @@ def run_forward(block, prepared, work, log_z):
     """Run forward through all steps, write log Z, and mark uncertified rows as FAILED."""
     forward, backward = block.forward, block.backward
     (width, K), T = forward.weights.shape, block.lengths[0]
-    # T - T is 0 and T < 0 is False, but not literals; see `recursion.enter_linear_space`.
+    # T - T is 0, T < 0 is False and total == total True, but these are not literals; see
+    # `recursion.enter_linear_space`.
     segment = Segment(block.x, block.lengths, T - T, T - T, T, T < 0, T - T)
-    predicted = view(block.predicted, 0, (2, 1, K * width))
-    stored = Stored(predicted, block.alpha, block.no_scales, block.no_scales)
+    predicted, _, no_scales, _ = block.stored
+    stored = Stored(view(predicted, 0, (2, 1, K * width)), block.alpha, no_scales, no_scales)
     advance_linear(segment, forward, prepared, stored, block.scratch)
     terms, scales = view(work.factors, 0, (K,)), view(work.x_shifts, 0, (3,))
     for r in range(width):
         if forward.forms[r] != LINEAR:
             continue
-        total = 0.0
+        total = 0.0  # of the last message times final weights, which the backward carry holds
         for k in range(K):
             terms[k] = forward.weights[r, k] * backward.weights[r, k]
             total += terms[k]

@@ -37,7 +37,7 @@ def backtrace_suffixes(updated, matrices, sparse, lengths, suffixes, links, cand
     candidates : tuple
         The fields of `Candidates`.
     """
-    L, _, place = matrices
+    _, L, _, place = matrices
     sparse, candidates, (states, losses) = SparseColumns(*sparse), Candidates(*candidates), suffixes
     (S, G, R, n), K = links.shape, len(candidates.terms)
     for g in range(G):

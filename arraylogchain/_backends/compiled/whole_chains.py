@@ -73,7 +73,7 @@ def whole_chains(chains, columns, sizes, scratch, cotangents, gradients, results
             if gradients is None or sizes.row_size == 0:
                 run_forward(block, prepared, work, log_z)
             if gradients is not None:
-                run_backward(chains, block, back_prepared, cotangents, outputs, work, sizes.chunk)
+                run_backward(chains, block, back_prepared, cotangents, outputs, work)
                 if len(outputs.transitions) > 0:
                     add_sums(outputs.transitions[g], work.pairs)
                 write_zeros(block, outputs)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from arraylogchain._backends.compiled.linear_space import FAILED, LINEAR, Segment, num_active
-from arraylogchain._backends.compiled.recursion import Stored, advance_linear
+from arraylogchain._backends.compiled.recursion import advance_linear
 from arraylogchain._backends.compiled.row_blocks import MAX_NORMALIZER, MIN_NORMALIZER
 from arraylogchain._core.precision import DOUBLE
 from arraylogchain._numba.compiling import inner
@@ -19,7 +19,7 @@ MIN_COTANGENT, MAX_COTANGENT = DOUBLE.cotangents
 
 
 @inner
-def run_backward(chains, block, prepared, cotangents, gradients, work, chunk):
+def run_backward(chains, block, prepared, cotangents, gradients, work):
     """Run backward through all steps, write gradients, and mark uncertified rows as FAILED.
 
     A row may fail after its pair marginals of later steps were added to the sums over rows. The
@@ -43,11 +43,10 @@ def run_backward(chains, block, prepared, cotangents, gradients, work, chunk):
         work.pairs[:] = 0.0
         stop = T if num_linear > 0 else 0
         while stop > 0:
-            start = max(stop - chunk, 0)
+            start = max(stop - len(block.stored.predicted), 0)
             # T - T is 0 and T > 0 is True, but not literals; see `recursion.enter_linear_space`.
             segment = Segment(block.x, block.lengths, T - T, start, stop, T > 0, T - T)
-            stored = Stored(block.predicted, block.updated, block.no_scales, block.no_scales)
-            advance_linear(segment, backward, prepared, stored, block.scratch)
+            advance_linear(segment, backward, prepared, block.stored, block.scratch)
             for r in range(width):
                 if backward.forms[r] != LINEAR and forward.forms[r] == LINEAR:
                     forward.forms[r] = FAILED
@@ -70,9 +69,9 @@ def _add_chunk(block, segment, cotangents, gradients, work):
     factors = view(work.normalizers, 0, (width,))
     for t in range(segment.start, segment.stop):
         alpha, i = block.alpha[t + 1, 0], t - segment.start
-        beta, beta_x = block.predicted[i, 0], block.updated[i + 1, 0]
+        beta, beta_x = block.stored.predicted[i, 0], block.stored.updated[i + 1, 0]
         active = num_active(block.lengths, t)
-        num_failed += _write_factors(alpha, beta, block, cotangents, factors, active)
+        num_failed += _divide_cotangents(alpha, beta, block, cotangents, factors, active)
         if with_states:
             for r in range(active):
                 out = gradients.potentials[block.first + r, t]
@@ -90,15 +89,18 @@ def _add_chunk(block, segment, cotangents, gradients, work):
 
 
 @inner
-def _write_factors(alpha, beta, block, cotangents, factors, active):
-    """Write cotangents over normalizers, 0 for failed rows; return how many rows fail by these."""
+def _divide_cotangents(alpha, beta, block, cotangents, factors, active):
+    """Write cotangents over normalizers, 0 for failed rows; return how many rows now failed."""
     width, num_failed, forms = len(block.lengths), 0, block.forward.forms
-    for r in range(active):
-        factors[r] = _product(alpha, beta) if width == 1 else 0.0
-    for start in range(0, len(alpha) if width > 1 else 0, width):
-        a, b = view(alpha, start, (active,)), view(beta, start, (active,))
+    if width == 1:
+        factors[0] = _product(alpha, beta)  # in a register: a sum in memory waits for each term
+    else:
         for r in range(active):
-            factors[r] += a[r] * b[r]
+            factors[r] = 0.0
+        for start in range(0, len(alpha), width):
+            a, b = view(alpha, start, (active,)), view(beta, start, (active,))
+            for r in range(active):
+                factors[r] += a[r] * b[r]
     for r in range(active):
         is_certified = MIN_NORMALIZER <= factors[r] <= MAX_NORMALIZER
         if forms[r] == LINEAR and not is_certified:
@@ -158,7 +160,7 @@ def _four_scalar_products(a, b, start, width, count, out):
     out[3] += s3
 
 
-# Sums over rows may be added in any order: all terms are certified, and of one sign.
+# Terms may be added in any order: errors are bounded relative to the sum of their magnitudes.
 _product = inner(_scalar_product, fastmath={"contract", "reassoc"})
 
 
@@ -172,7 +174,7 @@ def _write_boundary(chains, block, cotangents, gradients, work):
     Return how many rows are now marked as FAILED.
     """
     num_failed, (width, K) = 0, block.forward.weights.shape
-    last_messages = block.updated[0, 0], block.alpha[block.lengths[0], 0]
+    last_messages = block.stored.updated[0, 0], block.alpha[block.lengths[0], 0]
     for r in range(width if gradients.boundary.shape[1] > 0 else 0):
         for side in range(2):
             other = last_messages[side][r::width]

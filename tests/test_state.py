@@ -276,6 +276,15 @@ def test_tensors_replaced_between_calls(torch_backend):
     assert_every_method_raises(chain, "log_potentials", (12,), "[..., T, K]")
 
 
+def test_tensors_that_become_sparse_between_calls(torch_backend):
+    torch = torch_backend.xp
+    x = torch.from_numpy(normal(5, 3))
+    chain = alc.LogChain(x, transitions=torch.ones(3, 3, dtype=x.dtype))
+    torch.utils.swap_tensors(x, x.to_sparse())
+    with pytest.raises(ValueError, match=mentions("log_potentials", "sparse_coo", "to_dense()")):
+        chain.viterbi()
+
+
 def test_tensors_changed_between_calls(torch_backend):
     """Values, shapes and memory of tensors, and of what is copied, are read at each call."""
     torch = torch_backend.xp

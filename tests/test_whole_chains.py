@@ -217,3 +217,9 @@ def test_declined_chain_begins_in_log_space(monkeypatch):
     np.testing.assert_allclose(chain.log_partition(), whole, rtol=1e-14)
     first, *others, last = forms.values()
     assert [first, all(others), last] == [True, True, False]
+    monkeypatch.setattr(_select, "FUSED", True)
+    forms.clear()
+    alc.LogChain(
+        x[:2000], transitions=uniform(40, 40), log_final=normal(40, sd=900)
+    ).log_partition()
+    assert forms[0]  # it was declined because of its final weights

@@ -187,7 +187,7 @@ class ChainArguments:
             if ready is selected:
                 layouts = list(map(_LAYOUT, selected.values()))
                 return cls(selected, lengths, PreparedChain(_LAYOUT, layouts, ctx, chain))
-            if layouts := layouts_of_tensors(selected.values()):
+            if ctx.is_numpy and (layouts := layouts_of_tensors(selected.values())):
                 return cls(selected, lengths, PreparedChain(layout_of_tensor, layouts, ctx, chain))
         elif not is_lazy(*selected.values(), lengths):
             common_namespace(floating := with_dtype_of("log_potentials", selected))

@@ -92,7 +92,10 @@ def layout_of_tensor(x: Any) -> tuple[Any, ...] | None:
     dtype = x.dtype
     if x.is_neg() or not dtype.is_floating_point:
         return None
-    return x.data_ptr(), x.shape, x.stride(), dtype
+    try:
+        return x.data_ptr(), x.shape, x.stride(), dtype
+    except RuntimeError:  # it became a sparse or nested tensor, of which checks say more
+        return None
 
 
 def layouts_of_tensors(arrays: Collection[Any]) -> list[Any]:

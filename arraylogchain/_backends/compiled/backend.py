@@ -53,8 +53,8 @@ class CompiledBackend:
         self.may_be_sparse = (
             self.has_one and shard.groups == 1 and self.K >= matrices.MIN_SPARSE_STATES
         )
-        # Whether a call for whole chains declined all rows, so that linear space may fail again.
-        self.declined_all = False
+        # Whether all rows left linear space forward in a call for whole chains, as they may again.
+        self.leaves_linear_space = False
         self._prepared: dict[str, tuple[Any, ...]] = {}
 
     def advance(
@@ -64,7 +64,7 @@ class CompiledBackend:
         new_carry = weights, scales, forms = self._initial_carry(carry, backward)
         form = "transposed" if backward else "weights"
         x, prepared = self._potentials(steps), self._matrices(form, steps, backward)
-        if self.declined_all and not (backward or steps.start):
+        if self.leaves_linear_space and not (backward or steps.start):
             # No weight is at least inf: the first segment is not tried in linear space.
             transitions, bounds, sparse = prepared
             prepared = transitions, (math.inf, *bounds[1:]), sparse
@@ -173,8 +173,8 @@ class CompiledBackend:
             gradients, views = self._gradients(requested, count, by_logs)
         scratch = np.empty(memory_size), alpha, np.empty((2, sizes[0]), np.int8)
         all_sizes, results = (*sizes, row_size), (log_z, declined)
-        whole_chains(chains, tuple(columns), all_sizes, scratch, g, gradients, results)
-        self.declined_all = bool(declined.all())
+        arrays = chains, tuple(columns), all_sizes, scratch, g, gradients, results
+        self.leaves_linear_space = whole_chains(*arrays) == N
         return WholeChains(
             log_z.reshape(shard.groups, -1),
             views,
@@ -239,10 +239,8 @@ class CompiledBackend:
         is_log, lengths = updated.is_log, self.lengths
         is_log = np.zeros(lengths.shape, bool) if is_log is None else is_log.reshape(lengths.shape)
         u = np.ascontiguousarray(uniforms, np.float64).reshape(-1, *states.shape[1:])
-        scratch = np.empty(self.K)
-        paths.sampling_backtrace(
-            stored, is_log, transitions, threshold, lengths, u, states, scratch, steps.start
-        )
+        arrays = lengths, u, states, np.empty(self.K)
+        paths.sampling_backtrace(stored, is_log, transitions, threshold, *arrays, steps.start)
         return states[:-1].reshape(-1, *after.shape)
 
     def _potentials(self, steps: slice) -> Floats:

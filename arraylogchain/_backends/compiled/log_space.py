@@ -19,8 +19,7 @@ def _sparse_log_product(a, sparse, maxima, sums):
 
     Each sum is relative to its own largest term, so that none has to be certified.
     """
-    starts, numbers, _, rows, _, logs, terms = sparse
-    K = len(a)
+    (starts, numbers, _, rows, _, logs, terms), K = sparse, len(a)
     for c in range(K):
         maxima[c], sums[c] = -INF, 0.0
     for p in range(len(terms)):

@@ -251,7 +251,10 @@ def enter_block(chains, block, prepared, declined, work):
 
 @inner
 def run_forward(block, prepared, work, log_z):
-    """Run forward through all steps, write log Z, and mark uncertified rows as FAILED."""
+    """Run forward through all steps, write log Z, and mark uncertified rows as FAILED.
+
+    Return how many rows left linear space on the way.
+    """
     forward, backward = block.forward, block.backward
     (width, K), T = forward.weights.shape, block.lengths[0]
     # T - T is 0, T < 0 is False and total == total True, but these are not literals; see
@@ -259,11 +262,15 @@ def run_forward(block, prepared, work, log_z):
     segment = Segment(block.x, block.lengths, T - T, T - T, T, T < 0, T - T)
     predicted, _, no_scales, _ = block.stored
     stored = Stored(view(predicted, 0, (2, 1, K * width)), block.alpha, no_scales, no_scales)
+    num_failed = 0
+    for r in range(width):
+        num_failed += forward.forms[r] == LINEAR
     advance_linear(segment, forward, prepared, stored, block.scratch)
     terms, scales = view(work.factors, 0, (K,)), view(work.x_shifts, 0, (3,))
     for r in range(width):
         if forward.forms[r] != LINEAR:
             continue
+        num_failed -= 1
         total = 0.0  # of the last message times final weights, which the backward carry holds
         for k in range(K):
             terms[k] = forward.weights[r, k] * backward.weights[r, k]
@@ -275,3 +282,4 @@ def run_forward(block, prepared, work, log_z):
             log_z[block.first + r] = scales[2]
         else:
             forward.forms[r] = FAILED
+    return num_failed

@@ -32,6 +32,8 @@ from arraylogchain._numba.compiling import compiled
 def whole_chains(chains, columns, sizes, scratch, cotangents, gradients, results):
     """Write log Z and gradients of whole chains, and which rows are declined.
 
+    Return how many rows left linear space forward.
+
     There are N rows in all groups, T steps and K states; up to L rows are computed side by side. A
     call without gradients is compiled by itself.
 
@@ -60,7 +62,7 @@ def whole_chains(chains, columns, sizes, scratch, cotangents, gradients, results
     """
     chains, sizes, (memory, alpha, forms) = Chains(*chains), Sizes(*sizes), scratch
     (log_z, declined), R = results, len(chains.x) // len(chains.transitions)
-    work = cut_memory(chains, sizes, memory)
+    work, num_failed = cut_memory(chains, sizes, memory), 0
     for g in range(len(chains.transitions)):
         prepared = prepare_matrices(chains, g, SparseColumns(*columns[0]), work)
         if gradients is not None:
@@ -71,7 +73,7 @@ def whole_chains(chains, columns, sizes, scratch, cotangents, gradients, results
             block = block_of_rows(chains, start, width, work, alpha, sizes, forms)
             enter_block(chains, block, prepared, declined, work)
             if gradients is None or sizes.row_size == 0:
-                run_forward(block, prepared, work, log_z)
+                num_failed += run_forward(block, prepared, work, log_z)
             if gradients is not None:
                 run_backward(chains, block, back_prepared, cotangents, outputs, work)
                 if len(outputs.transitions) > 0:
@@ -81,3 +83,4 @@ def whole_chains(chains, columns, sizes, scratch, cotangents, gradients, results
                 declined[start + r] = block.forward.forms[r] != LINEAR
         if gradients is not None and len(outputs.transitions) > 0:
             scale_pairs(outputs.transitions[g], prepared.matrices, outputs.by_logs)
+    return num_failed

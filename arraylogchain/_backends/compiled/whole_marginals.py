@@ -64,9 +64,8 @@ def run_backward(chains, block, prepared, cotangents, gradients, work):
 @inner
 def _add_chunk(block, segment, cotangents, gradients, work):
     """Add the marginals of a chunk of steps; return how many rows are now marked as FAILED."""
-    num_failed, width, matrix_step = 0, len(block.lengths), len(work.pairs) > 1
+    num_failed, width, factors = 0, len(block.lengths), work.normalizers
     with_pairs, with_states = len(gradients.transitions) > 0, len(gradients.potentials) > 0
-    factors = view(work.normalizers, 0, (width,))
     for t in range(segment.start, segment.stop):
         alpha, i = block.alpha[t + 1, 0], t - segment.start
         beta, beta_x = block.stored.predicted[i, 0], block.stored.updated[i + 1, 0]
@@ -80,7 +79,7 @@ def _add_chunk(block, segment, cotangents, gradients, work):
         # Rows that have a next step, and so pair marginals at t.
         moved = num_active(block.lengths, t + 1)
         if with_pairs and moved > 0:
-            pairs = work.pairs[t if matrix_step else 0]
+            pairs = work.pairs[t if len(work.pairs) > 1 else 0]
             if width == 1:
                 _add_pairs_of_row(alpha, beta_x, factors[0], pairs)
             else:

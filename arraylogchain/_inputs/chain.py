@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from operator import attrgetter
@@ -22,12 +22,7 @@ from arraylogchain._inputs.arrays import (
     prepare_inputs,
     with_dtype_of,
 )
-from arraylogchain._inputs.tensors import (
-    is_compiling,
-    is_traced,
-    layout_of_tensor,
-    layouts_of_tensors,
-)
+from arraylogchain._inputs.tensors import is_compiling, layouts_of_tensors
 
 
 class Argument(NamedTuple):
@@ -127,7 +122,6 @@ def _arrange(batch: Shape, own_shape: Shape) -> Arrangement:
 class PreparedChain(NamedTuple):
     """A context and chain that share the memory of arguments, and the layouts of these."""
 
-    layout_of: Callable[[Array], tuple[Any, ...] | None]
     layouts: list[Any]
     ctx: Context
     chain: Chain
@@ -186,9 +180,9 @@ class ChainArguments:
             check_weights(ctx, chain)
             if ready is selected:
                 layouts = list(map(_LAYOUT, selected.values()))
-                return cls(selected, lengths, PreparedChain(_LAYOUT, layouts, ctx, chain))
+                return cls(selected, lengths, PreparedChain(layouts, ctx, chain))
             if ctx.is_numpy and (layouts := layouts_of_tensors(selected.values())):
-                return cls(selected, lengths, PreparedChain(layout_of_tensor, layouts, ctx, chain))
+                return cls(selected, lengths, PreparedChain(layouts, ctx, chain))
         elif not is_lazy(*selected.values(), lengths):
             common_namespace(floating := with_dtype_of("log_potentials", selected))
             check_shapes(floating)
@@ -204,14 +198,12 @@ class ChainArguments:
 
     def prepare(self) -> tuple[Context, Chain]:
         """Return the context and the chain of arrays in memory, detached from autograd."""
-        known = self.prepared
-        # While torch traces, `prepare_inputs` raises.
-        if (
-            known is not None
-            and not (known.layout_of is layout_of_tensor and is_traced())
-            and known.layouts == list(map(known.layout_of, self.arrays.values()))
-        ):
-            return known.ctx, known.chain
+        known, values = self.prepared, self.arrays.values()
+        if known is not None:
+            is_numpy = known.ctx.hand_back is None  # else results are made tensors
+            layouts = list(map(_LAYOUT, values)) if is_numpy else layouts_of_tensors(values)
+            if layouts == known.layouts:
+                return known.ctx, known.chain
         ctx, arrays = prepare_inputs(self.arrays, like="log_potentials")
         return ctx, make_chain(arrays, self.lengths)
 

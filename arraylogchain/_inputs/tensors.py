@@ -83,33 +83,22 @@ def are_plain(*arrays: Array) -> bool:
     return True
 
 
-def layout_of_tensor(x: Any) -> tuple[Any, ...] | None:
-    """Return the address, shape, strides and dtype of a tensor; None if it is converted by a copy.
-
-    The chain keeps the memory alive, so that an equal address means the same memory. Integers, and
-    what torch negates lazily, are copied.
-    """
-    dtype = x.dtype
-    if x.is_neg() or not dtype.is_floating_point:
-        return None
-    try:
-        return x.data_ptr(), x.shape, x.stride(), dtype
-    except RuntimeError:  # it became a sparse or nested tensor, of which checks say more
-        return None
-
-
 def layouts_of_tensors(arrays: Collection[Any]) -> list[Any]:
-    """Return the layouts of tensors; an empty list for other arrays, or if one is copied."""
+    """Return the addresses, shapes, strides and dtypes of tensors.
+
+    A chain keeps the memory alive, so that an equal address means the same memory. The list is
+    empty for other arrays; if a tensor is copied for computation, as integers are and what torch
+    negates lazily; if one has no address, as sparse tensors; and while a tracer of torch runs.
+    """
     torch = sys.modules.get("torch")
     if torch is None or not {torch.Tensor, torch.nn.Parameter}.issuperset(map(type, arrays)):
         return []
-    layouts = list(map(layout_of_tensor, arrays))
-    return [] if None in layouts else layouts
-
-
-def is_traced() -> bool:
-    """Return whether a tracer of torch would record results as constants."""
-    return _trace(sys.modules["torch"]) is not None
+    if _trace(torch) or any(x.is_neg() or not x.dtype.is_floating_point for x in arrays):
+        return []
+    try:
+        return [(x.data_ptr(), x.shape, x.stride(), x.dtype) for x in arrays]
+    except RuntimeError:
+        return []
 
 
 def check_tensors(arguments: Mapping[str, Any]) -> None:

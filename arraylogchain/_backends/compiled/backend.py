@@ -39,7 +39,7 @@ class CompiledBackend:
     max_useful_rows, holds_matrices = 256, True
 
     def __init__(self, shard: Shard, workspace: int) -> None:
-        self.shard, self.K, self.workspace = shard, shard.chain.num_states, workspace
+        self.shard, self.K = shard, shard.chain.num_states
         # Numbers of a call for whole chains. The workspace is a quarter of the shard's memory.
         self.capacity = 3 * workspace // 8
         self.R = shard.rows if shard.rows >= SIDE_BY_SIDE else 1

@@ -81,8 +81,8 @@ class Carry(NamedTuple):
 class Stored(NamedTuple):
     """Messages of the segment's S steps, as far as the caller asked for them.
 
-    Messages that are not requested are a scratch buffer of two steps, [2, 1, K * R], with empty
-    scales.
+    Messages that are not requested are a scratch buffer of two steps, [2, 1, K * R]. Scales are
+    empty if they are not requested.
     """
 
     predicted: Any  # [S, G, K * R]

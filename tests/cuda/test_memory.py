@@ -1,0 +1,40 @@
+"""`workspace` bounds what calls allocate whose kernels run on the CPU."""
+
+from collections import deque
+
+import numpy as np
+import pytest
+
+import arraylogchain as alc
+from tests.test_workspace import CHAINS, METHODS, SMALLEST, normal, temporaries, uniform
+
+NAMES = ["large K", "logs, sd 1000", "many rows, sd 1000", "float16", "float64", "time first"]
+CASES = [pytest.param(name, marks=pytest.mark.exhaustive) for name in NAMES]
+
+
+@pytest.fixture(autouse=True)
+def forget_launches(kernels):
+    """Keep no launches, which hold their arrays."""
+    kernels.launches = deque(maxlen=0)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("case", ["left to right", *CASES])
+def test_chains(case, method):
+    x, options = CHAINS[case]()
+    chain = alc.LogChain(x, **options, workspace=SMALLEST)
+    assert temporaries(getattr(chain, method)) <= SMALLEST
+
+
+@pytest.mark.parametrize("num_messages", [40, 10], ids=["messages", "checkpoints"])
+def test_gradients(num_messages):
+    """A pullback also keeps all messages if they fit the workspace, otherwise checkpoints."""
+    x, transitions = normal(66, 40, 50), uniform(39, 50, 50)
+    workspace = SMALLEST if num_messages < 40 else 1_200_000
+
+    def gradients():
+        chain = alc.LogChain(x, transitions=transitions, workspace=workspace)
+        value, pullback = alc.vjp.log_partition(chain)
+        return value, *pullback(np.ones_like(value))
+
+    assert temporaries(gradients) <= workspace + x.nbytes * num_messages // 40

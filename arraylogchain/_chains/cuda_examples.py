@@ -17,7 +17,7 @@ from arraylogchain._core.axes import Fold, fold
 from arraylogchain._core.context import Array, Context, shape_of
 from arraylogchain._cuda.self_check import EXAMPLES, Example
 from arraylogchain._inputs.chain import PARTS, Chain
-from arraylogchain._products import certified, gradients, maxplus
+from arraylogchain._products import certified, cuda, gradients, maxplus
 from arraylogchain._products.operand import PullbackInputs
 
 _WORKSPACE = 2**24
@@ -40,11 +40,11 @@ def _entries(ctx: Context, seed: int, sd: float, *shape: int) -> np.ndarray:
     return x
 
 
-def _product_example(ctx: Context, name: str, _: Sequence[str]) -> Example:
+def _product_example(operation: Any, ctx: Context, _: Sequence[str]) -> Example:
     """Return operands of tiles whose edges stand out; maxima do not meet."""
     b = np.roll(_entries(ctx, 1, 15.0, 66, 37), 1, axis=1).T
     arrays = {"a": _entries(ctx, 0, 15.0, 140, 37), "b": np.ascontiguousarray(b)}
-    return partial(_run_product, _PRODUCTS[name]), arrays
+    return partial(_run_product, operation), arrays
 
 
 def _run_product(function: Callable[..., Any], ctx: Context, a: Array, b: Array) -> Any:
@@ -55,8 +55,6 @@ def _large_product(ctx: Context, layout: Fold, a: Array, b: Array, workspace: in
     """Return the log product by the route for large ones: cuBLAS, then `log_epilogue`."""
     if ctx.kernels is None:
         return certified.logmatmulexp(ctx, layout, a, b, workspace)
-    from arraylogchain._products import cuda
-
     return cuda.log_product(ctx, layout, a, b, by_blas=True)
 
 
@@ -68,7 +66,7 @@ def _product_gradients(ctx: Context, layout: Fold, a: Array, b: Array, workspace
     return gradients.logmatmulexp_gradients(ctx, layout, PullbackInputs(a, b, out, g), budget)
 
 
-def _chain_example(ctx: Context, name: str, variant: Sequence[str]) -> Example:
+def _chain_example(operation: Any, ctx: Context, variant: Sequence[str]) -> Example:
     """Return an operation, and a chain for which `geometry_of` selects a variant of `chain_steps`.
 
     The variant's template arguments follow from the chain's shapes, whatever the device.
@@ -90,9 +88,7 @@ def _chain_example(ctx: Context, name: str, variant: Sequence[str]) -> Example:
     arrays["transitions"][..., ::2, :] -= 100
     if on_chip == "true":
         arrays["lengths"] = np.where(index == 1, 3, _STEPS)[None]
-    if name in ("chain_steps", "prepare_matrices") and sums == "false":
-        name = "chain_steps of maxima"
-    return partial(_run_chain, _CHAINS[name]), arrays
+    return partial(_run_chain, operation if sums == "true" else paths.viterbi), arrays
 
 
 def _run_chain(
@@ -103,17 +99,8 @@ def _run_chain(
 
 
 def _messages(*arguments: Any) -> tuple[Array, ...]:
-    logs, shifts = messages.last_message(*arguments)
-    forward, backward = (
-        messages.forward_messages(*arguments),
-        messages.backward_messages(*arguments),
-    )
-    return forward, backward, logs + shifts[..., None]
-
-
-def _best_message(ctx: Context, *arguments: Any) -> Array:
-    last = paths.best_message(ctx, *arguments)
-    return last - ctx.xp.max(last, axis=-1, keepdims=True)
+    operations = messages.forward_messages, messages.backward_messages, messages.log_partition
+    return tuple(operation(*arguments) for operation in operations)
 
 
 def _gradients(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, ...]:
@@ -132,27 +119,17 @@ def _sample(ctx: Context, chain: Chain, workspace: int) -> Array:
     return states
 
 
-_PRODUCTS: dict[str, Callable[..., Any]] = {
-    "prepare_factors": certified.logmatmulexp,
-    "logmatmulexp": certified.logmatmulexp,
-    "log_epilogue": _large_product,
-    "gradient_weights": _product_gradients,
-    "finish_gradients": _product_gradients,
-    "maxplus_matmul": maxplus.maxplus_matmul,
-}
-_CHAINS: dict[str, Callable[..., Any]] = {
-    "prepare_matrices": _messages,
-    "chain_steps": _messages,
-    "chain_steps of maxima": _best_message,
-    "log_partition": messages.log_partition,
-    "marginals": _gradients,
-    "pair_marginals": _gradients,
-    "boundary_gradients": _gradients,
-    "filtered": messages.filtered,
-    "entropies": entropy.entropy,
-    "sample_paths": _sample,
-    "chain_trace": paths.viterbi,
-    "best_last_states": paths.viterbi,
-}
-EXAMPLES.update(dict.fromkeys(_PRODUCTS, _product_example))
-EXAMPLES.update(dict.fromkeys(_CHAINS, _chain_example))
+# The kernels that an operation checks; of maxima, best paths check them.
+for _example, _operation, _kernels in (
+    (_product_example, certified.logmatmulexp, "prepare_factors logmatmulexp"),
+    (_product_example, _large_product, "log_epilogue"),
+    (_product_example, _product_gradients, "gradient_weights finish_gradients"),
+    (_product_example, maxplus.maxplus_matmul, "maxplus_matmul"),
+    (_chain_example, _messages, "prepare_matrices chain_steps log_partition"),
+    (_chain_example, _gradients, "marginals pair_marginals boundary_gradients"),
+    (_chain_example, messages.filtered, "filtered"),
+    (_chain_example, entropy.entropy, "entropies"),
+    (_chain_example, _sample, "sample_paths"),
+    (_chain_example, paths.viterbi, "chain_trace best_last_states"),
+):
+    EXAMPLES.update(dict.fromkeys(_kernels.split(), partial(_example, _operation)))

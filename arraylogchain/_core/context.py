@@ -108,9 +108,9 @@ class Context:
     def _computing(self, workers: int | None) -> Iterator[None]:
         torch: Any = sys.modules.get("torch")
         with using(workers), np.errstate(all="ignore"), ExitStack() as stack:
-            if not self.is_numpy and library_name(self.xp) == "cupy":
+            if self.kernels is not None or library_name(self.xp) == "cupy":
                 # CuPy computes on its current device, not on that of the arrays.
-                stack.enter_context(self.device)
+                stack.enter_context(self.kernels or self.device)
             for kind in ("cpu", "cuda"):
                 # Autocast would multiply float32 tensors in half precision.
                 if torch is not None and torch.is_autocast_enabled(kind):

@@ -15,7 +15,6 @@ import re
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,11 +31,16 @@ OLDEST_CUPY = (14, 2)  # the first whose cache on disk knows kernels by their te
 # One and zero, cuBLAS's scale factors.
 _SCALARS: dict[str, Any] = {"s": (ctypes.c_float * 2)(1, 0), "d": (ctypes.c_double * 2)(1, 0)}
 # Headers of CUDA that kernels include must be installed, too.
-_PROBE = """
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-extern "C" __global__ void probe() {}
-"""
+_PROBE = '#include <cuda_bf16.h>\n#include <cuda_fp16.h>\nextern "C" __global__ void probe() {}\n'
+
+
+def refuse_capture(is_capturing: bool, missing: str) -> None:
+    """Raise RuntimeError if a graph is being captured, and something was not made before."""
+    if is_capturing:
+        raise RuntimeError(
+            f"a CUDA graph is being captured, and {missing}; make the same call once before the "
+            "capture"
+        )
 
 
 class Tables:
@@ -66,11 +70,7 @@ class Tables:
         with self._lock:
             table = self._tables.pop(key, None)
             if table is None:
-                if is_capturing:
-                    raise RuntimeError(
-                        "a CUDA graph is being captured, and lengths have not been copied to the "
-                        "device; make the same call once before the capture"
-                    )
+                refuse_capture(is_capturing, "lengths have not been copied to the device")
                 table = copy(x)
                 self._synchronize()
             self._tables[key] = table
@@ -107,12 +107,10 @@ def find(library: str, device: Any) -> Device | Unavailable:
     index = device.id if library == "cupy" else device.index
     if index is None:
         index = sys.modules["torch"].cuda.current_device()
-    if (library, index) in _devices:
-        return _devices[library, index]
-    opened = _open(library, index)
-    if not isinstance(opened, _NotNow):
-        _devices[library, index] = opened
-    return opened
+    found = _devices.get((library, index)) or _open(library, index)
+    if not isinstance(found, _NotNow):
+        _devices[library, index] = found
+    return found
 
 
 def _open(library: str, index: int) -> Device | Unavailable:
@@ -124,8 +122,7 @@ def _open(library: str, index: int) -> Device | Unavailable:
     # It makes a folder for its cache, which may not be allowed, ...
     except Exception as error:
         return Unavailable(f"CuPy, which compiles the kernels, cannot be imported: {error}")
-    numbers = re.match(r"(\d+)\.(\d+)", cupy.__version__)
-    if numbers is not None and (int(numbers[1]), int(numbers[2])) < OLDEST_CUPY:
+    if tuple(map(int, re.findall(r"\d+", cupy.__version__)[:2])) < OLDEST_CUPY:
         return Unavailable(f"CuPy 14.2 or newer is needed, and this is {cupy.__version__}")
     if cupy.cuda.runtime.is_hip or (library == "torch" and sys.modules["torch"].version.hip):
         return Unavailable("the kernels are for CUDA, and this is a ROCm device")
@@ -138,11 +135,7 @@ def _open(library: str, index: int) -> Device | Unavailable:
             f"CUDA device {index} has compute capability {device.architecture / 10}, "
             f"and the kernels need {OLDEST_ARCHITECTURE / 10} or newer"
         )
-    if device.is_capturing():
-        raise RuntimeError(
-            "a CUDA graph is being captured, and no kernel has been loaded; make the same call "
-            "once before the capture"
-        )
+    refuse_capture(device.is_capturing(), "no kernel has been loaded")
     # A missing or broken library is found out in many ways, an AssertionError among them.
     try:
         with cupy.cuda.Device(index):
@@ -163,7 +156,8 @@ def _first_line(error: BaseException) -> str:
 class Device:
     """A place where kernels run: on arrays of CuPy, in its memory pool and on its current stream.
 
-    CuPy compiles and starts kernels for arrays of torch, too.
+    CuPy compiles and starts kernels for arrays of torch, too. As a context it makes the device
+    current in this thread, as all methods but `is_capturing` need: `Context.computing` does.
 
     Attributes
     ----------
@@ -179,7 +173,8 @@ class Device:
     """
 
     def __init__(self, cupy: Any, index: int) -> None:
-        self._cupy = cupy
+        self._cupy: Any = cupy
+        self._torch: Any = sys.modules.get("torch")
         self._index = index
         self._current = cupy.cuda.Device(index)
         attributes = self._current.attributes
@@ -189,6 +184,13 @@ class Device:
         self.usable: dict[Kernel, bool] = {}
         self.tables = Tables(self.is_capturing, self._current.synchronize)
 
+    def __enter__(self) -> None:
+        self._current.__enter__()
+        self._current.use()  # a thread's first call may be one of the driver
+
+    def __exit__(self, *error: object) -> None:
+        self._current.__exit__(*error)
+
     @property
     def identity(self) -> str:
         """The model of the device, and versions of the driver, NVRTC and CuPy."""
@@ -197,10 +199,6 @@ class Device:
         nvrtc = ".".join(map(str, cuda.nvrtc.getVersion()))
         driver, cupy = cuda.runtime.driverGetVersion(), self._cupy.__version__
         return f"{name}, driver {driver}, NVRTC {nvrtc}, CuPy {cupy}"
-
-    def _here(self) -> AbstractContextManager[Any]:
-        """Make the device current."""
-        return self._current  # type: ignore[no-any-return]
 
     def run(
         self,
@@ -226,14 +224,12 @@ class Device:
         shared_memory : int
             Bytes of dynamic shared memory for each block.
         """
-        cuda = self._cupy.cuda
-        with self._here():
-            cuda.runtime.setDevice(self._index)  # a thread's first call may be this
-            function = compiled(kernel, self._index, self.shared_memory)
-            memory = parameters([self._value(x) for x in arguments])
-            sizes = grid, 1, 1, block, 1, 1, shared_memory
-            address = ctypes.addressof(memory)
-            cuda.driver.launchKernel(function.ptr, *sizes, self._stream(), address, 0)
+        driver = self._cupy.cuda.driver
+        function = compiled(kernel, self._index, self.shared_memory)
+        memory = parameters([self._value(x) for x in arguments])
+        sizes = grid, 1, 1, block, 1, 1, shared_memory
+        address = ctypes.addressof(memory)
+        driver.launchKernel(function.ptr, *sizes, self._stream(), address, 0)
 
     def _value(self, argument: Any) -> bytes:
         """Return the bytes of an argument."""
@@ -241,18 +237,16 @@ class Device:
             return argument
         if isinstance(argument, np.generic):
             return argument.tobytes()
-        pointer = 0 if argument is None else self.pointer(argument)
-        return pointer.to_bytes(8, sys.byteorder)
+        return self.pointer(argument).to_bytes(8, sys.byteorder)
 
     def load(self, kernel: Kernel) -> None:
         """Make a kernel ready to run: while a graph is captured, none can be loaded."""
-        with self._here():
-            compiled(kernel, self._index, self.shared_memory)
+        compiled(kernel, self._index, self.shared_memory)
 
     def is_capturing(self) -> bool:
         """Return whether the library's current stream is capturing a graph."""
         try:
-            with self._here():
+            with self._current:
                 return self._captures()
         except RuntimeError:
             # Another thread captures, in a mode in which no thread may load a kernel.
@@ -302,12 +296,11 @@ class Device:
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> Array:
         """Return new memory from the library's pool, for use on its current stream."""
-        with self._current:
-            return self._cupy.empty(shape, np.dtype(dtype))
+        return self._cupy.empty(shape, np.dtype(dtype))
 
-    def pointer(self, x: Array) -> int:
-        """Return the address of the first entry of an array."""
-        return int(x.data.ptr)
+    def pointer(self, x: Array | None) -> int:
+        """Return the address of the first entry of an array; 0 for None."""
+        return 0 if x is None else int(x.data.ptr)
 
     def strides(self, x: Array) -> tuple[int, ...]:
         """Return the strides of an array in elements."""
@@ -315,27 +308,22 @@ class Device:
 
     def multiply(self, a: Array, b: Array) -> Array:
         """Queue a matrix multiply, of float32 in float32: no switch makes it TF32."""
-        with self._current:
-            if (out := self._gemm(a, b)) is not None:
-                return out
-            if a.dtype == np.float32 and os.environ.get("CUPY_TF32") == "1":
-                return multiply_in_float64(array_namespace(a), a, b)
-            return self._cupy.matmul(a, b)
+        if (out := self._gemm(a, b)) is not None:
+            return out
+        if a.dtype == np.float32 and os.environ.get("CUPY_TF32") == "1":
+            return multiply_in_float64(array_namespace(a), a, b)
+        return self._cupy.matmul(a, b)
 
 
 class TorchDevice(Device):
     """A place for arrays of torch: its caching allocator, and its current stream on the device."""
 
-    def __init__(self, cupy: Any, index: int) -> None:
-        super().__init__(cupy, index)
-        self._torch = sys.modules["torch"]
-
     def empty(self, shape: tuple[int, ...], dtype: str) -> Array:
         device = self._torch.device("cuda", self._index)
         return self._torch.empty(shape, dtype=getattr(self._torch, dtype), device=device)
 
-    def pointer(self, x: Array) -> int:
-        return int(x.data_ptr())
+    def pointer(self, x: Array | None) -> int:
+        return 0 if x is None else int(x.data_ptr())
 
     def strides(self, x: Array) -> tuple[int, ...]:
         return x.stride()  # type: ignore[no-any-return]
@@ -346,19 +334,15 @@ class TorchDevice(Device):
             return torch.matmul(a, b)
         if not self.is_capturing():  # CuPy does not call cuBLAS then
             cuda = self._cupy.cuda
-            with self._here():
-                # As a context, a stream would leave another one behind than `use` made current.
-                before = cuda.get_current_stream()
-                cuda.Stream.from_external(_Stream(self._stream())).use()
-                try:
-                    if (out := self._gemm(a, b)) is not None:
-                        return out
-                finally:
-                    before.use()
+            # As a context, a stream would leave another one behind than `use` made current.
+            before = cuda.get_current_stream()
+            cuda.Stream.from_external(_Stream(self._stream())).use()
+            try:
+                if (out := self._gemm(a, b)) is not None:
+                    return out
+            finally:
+                before.use()
         return multiply_in_float64(array_namespace(a), a, b)
-
-    def _here(self) -> AbstractContextManager[Any]:
-        return self._torch.cuda.device(self._index)  # type: ignore[no-any-return]
 
     def _stream(self) -> int:
         return int(self._torch.cuda.current_stream(self._index).cuda_stream)

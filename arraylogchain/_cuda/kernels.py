@@ -14,25 +14,21 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from arraylogchain._core import precision as precision_module
-from arraylogchain._core.context import Array, Context
+from arraylogchain._core.context import Array, Context, library_name
 from arraylogchain._core.precision import Precision
 from arraylogchain._core.progress import compiling
 
 FOLDER = Path(__file__).parent
 MAX_GRID = 2**31 - 1  # blocks along the first axis; the two others end at 65535
-C_TYPES = {
-    "float16": "__half",
-    "bfloat16": "__nv_bfloat16",
-    "float32": "float",
-    "float64": "double",
-}
+_ANY = ("__half", "__nv_bfloat16", "float", "double")
+C_TYPES = dict(zip(("float16", "bfloat16", "float32", "float64"), _ANY, strict=True))
 
 
 def _names(name: str, *arguments: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(f"{name}<{', '.join(x)}>" for x in itertools.product(*arguments))
 
 
-_ANY, _WIDE, _BOOL = tuple(C_TYPES.values()), ("float", "double"), ("true", "false")
+_WIDE, _BOOL = ("float", "double"), ("true", "false")
 _PAIRS = tuple(f"{'double' if x == 'double' else 'float'}, {x}" for x in _ANY)
 _LAYOUTS = ("true, 1", "false, 1", "false, 4")  # see chain.cuh: InWarp, R
 # All kernels by source file.
@@ -132,14 +128,9 @@ def threshold(precision: Precision, terms: int) -> np.generic:
 
 def contiguous(ctx: Context, x: Array) -> Array:
     """Return an array whose entries lie one behind the other: a copy only where they do not."""
-    shape, step = tuple(int(n) for n in x.shape), 1
-    for n, stride in zip(reversed(shape), reversed(ctx.kernels.strides(x)), strict=True):
-        if n > 1 and stride != step:
-            copy = ctx.empty(shape, x.dtype)
-            copy[...] = x
-            return copy
-        step *= n
-    return x
+    if library_name(ctx.xp) == "torch":
+        return x.contiguous()
+    return ctx.xp.ascontiguousarray(x)
 
 
 @cache

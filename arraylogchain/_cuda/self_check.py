@@ -26,6 +26,7 @@ from array_api_compat import array_namespace
 
 from arraylogchain._core.context import Array, Context
 from arraylogchain._core.precision import DOUBLE, SINGLE
+from arraylogchain._cuda.device import refuse_capture
 from arraylogchain._cuda.kernels import C_TYPES, Kernel, options
 from arraylogchain._version import __version__
 
@@ -45,9 +46,9 @@ _is_checking = ContextVar("_is_checking", default=False)
 # arrays, given a context and the arrays; an entry is computed from at most 200 terms.
 Example = tuple[Callable[..., Any], dict[str, np.ndarray]]
 _TERMS = 200
-# By names of kernels: functions of a context, the name, and template arguments of `chain_steps`
-# (others have no meaning).
-EXAMPLES: dict[str, Callable[[Context, str, Sequence[str]], Example]] = {}
+# By names of kernels: functions of a context and of a kernel's template arguments, which matter if
+# they are those of `chain_steps`.
+EXAMPLES: dict[str, Callable[[Context, Sequence[str]], Example]] = {}
 
 
 def is_usable(ctx: Context, kernel: Kernel, steps: Kernel | None = None) -> bool:
@@ -68,11 +69,7 @@ def is_usable(ctx: Context, kernel: Kernel, steps: Kernel | None = None) -> bool
 
 def _has_no_problem(ctx: Context, kernel: Kernel, steps: Kernel | None) -> bool:
     device = ctx.kernels
-    if device.is_capturing():
-        raise RuntimeError(
-            f"a CUDA graph is being captured, and the kernel {kernel.name} has not been loaded; "
-            "make the same call once before the capture"
-        )
+    refuse_capture(device.is_capturing(), f"the kernel {kernel.name} has not been loaded")
     try:
         device.load(kernel)
         record = _record(device, kernel)
@@ -80,16 +77,16 @@ def _has_no_problem(ctx: Context, kernel: Kernel, steps: Kernel | None) -> bool:
         if not is_checked or os.path.exists(record):  # noqa: PTH110 (no folder is an error here)
             return True
         ratio = largest_error(ctx, kernel, steps)
-        problem = f"results err by {ratio:.3g} times the allowed error" if ratio > 1 else None
+        if ratio <= 1:
+            with suppress(OSError):
+                record.parent.mkdir(parents=True, exist_ok=True)
+                record.touch()
+            return True
+        problem = f"results err by {ratio:.3g} times the allowed error"
     except Exception as error:  # the compiler's, the driver's, ...
         if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
             raise
         problem = f"{type(error).__name__}: {error}"
-    if problem is None:
-        with suppress(OSError):
-            record.parent.mkdir(parents=True, exist_ok=True)
-            record.touch()
-        return True
     warnings.warn(
         f"the CUDA kernel {kernel.name} cannot be used on {device.identity}: {problem}; array "
         "operations take its place from now on. Please report this, with what "
@@ -109,8 +106,8 @@ def largest_error(ctx: Context, kernel: Kernel, steps: Kernel | None = None) -> 
     dtype = [_DTYPES[x] for x in kernel.arguments if x in _DTYPES][-1]
     precision = DOUBLE if dtype == "float64" else SINGLE
     ctx = replace(ctx, result_name=dtype, precision=precision)
-    name = kernel.name.partition("<")[0]
-    operation, arrays = EXAMPLES[name](ctx, name, (steps or kernel).arguments[1:])
+    example = EXAMPLES[kernel.name.partition("<")[0]]
+    operation, arrays = example(ctx, (steps or kernel).arguments[1:])
     reach = 3 * math.log(precision.eps / precision.tiny) + 4 * _TERMS
     token = _is_checking.set(True)
     try:

@@ -114,10 +114,9 @@ def gradients(
         left, right = _gradients_of_rows(operands, product, requested, propagates_nan)
         if a_sums is not None:
             a_sums[:, part, :] = left
-        if b_sums is None:
-            b_sums = right
-        else:
-            b_sums += right
+        if b_sums is not None:
+            right += b_sums
+        b_sums = right
 
     def result(sums: Array, like: Array, side: int) -> Array | None:
         if sums is None:
@@ -244,7 +243,7 @@ def _gradients_of_rows(
     for side, (factor, lines, strides) in enumerate(
         ((left, rows, (terms, 1)), (right, columns, (1, columns)))
     ):
-        pointers = [0 if x is None else device.pointer(x) for x in (maxima[side], products[side])]
+        pointers = [device.pointer(x) for x in (maxima[side], products[side])]
         operand = operands.packed[side] + operands.operand(factor, side + 1)
         sides.append(operand + _SIDE.pack(*pointers, *strides))
         blocks.append(batch * -(-terms // 32) * -(-lines // 32) * requested[side])

@@ -44,8 +44,10 @@ SEED_PARAMS.append(pytest.param(SEEDS[-1]))
 
 
 @pytest.fixture(params=SEED_PARAMS, ids="seed{}".format)
-def device(request: pytest.FixtureRequest, compiler: None) -> CpuDevice:
-    return CpuDevice(seed=request.param)
+def device(request: pytest.FixtureRequest, compiler: None) -> Iterator[CpuDevice]:
+    device = CpuDevice(seed=request.param)
+    with device:
+        yield device
 
 
 @pytest.fixture

@@ -283,7 +283,7 @@ class CountingDevice(CpuDevice):
         return TALLY.timed(super().empty, shape, dtype).view(DeviceArray)
 
     def pointer(self, x: Any) -> int:
-        return int(x.__array_interface__["data"][0])
+        return 0 if x is None else int(x.__array_interface__["data"][0])
 
     def multiply(self, *args: Any, **options: Any) -> Any:
         TALLY.record("gemm", "multiply")

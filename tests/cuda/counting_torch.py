@@ -47,7 +47,7 @@ class TensorDevice(CpuDevice):
         return torch.empty(shape, dtype=getattr(torch, dtype))
 
     def pointer(self, x: Any) -> int:
-        return int(x.data_ptr())
+        return 0 if x is None else int(x.data_ptr())
 
     def strides(self, x: Any) -> tuple[int, ...]:
         return tuple(x.stride())

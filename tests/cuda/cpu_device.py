@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from contextvars import ContextVar
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -77,15 +78,24 @@ class CpuDevice:
         self.usable: dict[Kernel, bool] = {}
         self.loaded: list[Kernel] = []
         self.tables = Tables(self.is_capturing)
+        self.depth: ContextVar[int] = ContextVar("depth")  # of contexts of the device
+
+    def __enter__(self) -> None:
+        self.depth.set(self.depth.get(0) + 1)
+
+    def __exit__(self, *_: object) -> None:
+        self.depth.set(self.depth.get() - 1)
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
         """Return an array of NaN, so that entries without a result show."""
+        if not self.depth.get(0):
+            raise KernelError("no context has made the device current")
         format = np.dtype(dtype)
         memory = np.full(math.prod(shape) * format.itemsize, 0xFF, np.uint8)
         return memory.view(format).reshape(shape)
 
-    def pointer(self, x: np.ndarray) -> int:
-        return x.ctypes.data
+    def pointer(self, x: np.ndarray | None) -> int:
+        return 0 if x is None else x.ctypes.data
 
     def strides(self, x: np.ndarray) -> tuple[int, ...]:
         return tuple(step // x.itemsize for step in x.strides)

@@ -31,7 +31,7 @@ def check(device: CpuDevice, dtype: str, a: Any, b: Any) -> None:
         before, ctx, layout = (a.copy(), b.copy()), context(device, dtype), fold(a.shape, b.shape)
         exact = reference.logmatmulexp(*wide)
         bound = error_model.product_bound(*wide, exact, dtype)
-        with ctx.computing():
+        with device, ctx.computing():
             for by_blas in (False, True):
                 within(cuda.log_product(ctx, layout, a, b, by_blas), exact, bound, dtype)
             values, indices = cuda.maxplus_matmul(ctx, layout, a, b, 1 << 30)

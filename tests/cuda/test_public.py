@@ -161,10 +161,12 @@ def test_tensors(kernels, torch_backend, monkeypatch):
     for dtype in (torch.float32, torch.float64):
         a = torch.from_numpy(normal(3, 4)).to(dtype).requires_grad_()
         kernels.launches.clear()
-        out = alc.logmatmulexp(a, b)
+        with kernels:  # which contexts of NumPy do not enter
+            out = alc.logmatmulexp(a, b)
         assert ran(kernels, "logmatmulexp<double>")
         torch.testing.assert_close(out, torch.logsumexp(a[:, :, None] + b, 1), rtol=1e-14, atol=0)
-        (gradient,) = torch.autograd.grad(out.sum(), a)
+        with kernels:
+            (gradient,) = torch.autograd.grad(out.sum(), a)
         expected = torch.softmax(a[:, :, None] + b, 1).sum(2)
         torch.testing.assert_close(gradient, expected.detach().to(dtype))
 

@@ -23,9 +23,6 @@ from arraylogchain._core.context import Array, Context
 from arraylogchain._core.scaled import add_scale, whole_maximum
 from arraylogchain._inputs.chain import Chain
 
-# Operations of which kernels only compute messages: array operations take more memory for the rest.
-_FINISHED_BY_ARRAYS = "best_paths", "forward_messages", "backward_messages"
-
 
 @dataclass(slots=True)
 class Pass:
@@ -216,7 +213,8 @@ def passes(
     if 0 in chain.batch:
         return
     backend = backend_of(operation, ctx, chain, workspace)
-    if operation not in _FINISHED_BY_ARRAYS:
+    # Array operations finish these from messages of kernels, in as much memory as they ever take.
+    if operation not in ("best_paths", "forward_messages", "backward_messages"):
         num_arrays = min(num_arrays, getattr(backend, "segment_arrays", num_arrays))
     # Groups of different lengths are sorted, which copies their matrices.
     holds_matrices = backend.holds_matrices or (chain.lengths is not None and chain.sizes[0] > 1)

@@ -31,7 +31,7 @@ template <class T> struct Chain : Rows {
     // not part of these: whole nats and powers of two.
     const T *factors, *shifts, *logs;
     const double* scales;  // of nats and powers of two
-    long long scale_group, matrices, matrix_step, matrix;  // of a group; from step to step; that into step 0
+    long long matrices, matrix_step, matrix;  // of a group; from step to step; that into step 0
     int threads_per_row, direction;  // direction: 1 or -1
     int restarts_scales;             // whether the scale of each step begins with 0
     T threshold;                     // see is_certified

@@ -112,8 +112,8 @@ chain_steps(Chain<T> chain, Weights<T> boundary, Messages<T> before, Messages<T>
     for (int r = 0; r < R; ++r) next[r] = group.potential(r, 0);
     for (int s = 0; s < chain.steps; ++s) {
         if (chain.restarts_scales && (s || before.logs)) shift = exponent = 0;
-        const long long number = chain.matrix + s * chain.matrix_step, matrix = group.set * chain.matrices + number;
-        const double* scale = chain.scales + group.set * chain.scale_group + 2 * number;
+        const long long matrix = group.set * chain.matrices + chain.matrix + s * chain.matrix_step;
+        const double* scale = chain.scales + 2 * matrix;
         if (group.has_state) {
             #pragma unroll
             for (int r = 0; r < R; ++r) {

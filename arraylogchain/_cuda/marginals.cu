@@ -123,10 +123,10 @@ marginals(Segment n, Strides strides, const Compute<Out>* alpha, const Compute<O
 // their logarithms: those are expected counts. Strides are in entries.
 template <class T, class In> struct PairMarginals {
     const In* input;
-    const double* scales;  // of the prepared matrices, in groups `scale_group` apart
+    const double* scales;  // of the prepared matrices
     T* out;                // [matrix, from, to]
-    long long group, matrix, from, to, scale_group, out_group, out_matrix;
-    int is_log, by_logs, first;  // the number of the first matrix in the segment
+    long long group, matrix, from, to, out_group, out_matrix;
+    int is_log, by_logs;
 };
 
 // sums [count, groups, states, states]: u and v of `marginals`, multiplied. Grid: blocks of `entries`
@@ -139,17 +139,17 @@ pair_marginals(Segment n, PairMarginals<T, In> matrices, const T* sums, int entr
     __shared__ int has_flag;
     const int K = n.states, blocks = (K * K + entries - 1) / entries;
     const long long number = blockIdx.x / blocks, q = number % n.groups;
-    const long long m = number / n.groups, matrix = matrices.first + m;
+    const long long m = number / n.groups, count = n.has_one_matrix ? 1 : n.pairs;
     const int slices = 256 / entries, slice = threadIdx.x / entries;
     const int entry = blockIdx.x % blocks * entries + threadIdx.x % entries;
     const bool exists = entry < K * K;
     const int k = exists ? entry / K : 0, j = exists ? entry % K : 0;
     const long long group = n.rows == 1 && n.order ? n.order[q] : q;
     const T x = load(matrices.input + group * matrices.group + m * matrices.matrix + k * matrices.from + j * matrices.to);
-    const double scale = matrices.scales[q * matrices.scale_group + 2 * m + !matrices.is_log];
+    const double scale = matrices.scales[2 * (q * count + m) + !matrices.is_log];
     const T sum = sums[number * K * K + (exists ? entry : 0)];
 
-    const long long set = n.has_one_matrix ? q : matrix * n.groups + q;
+    const long long set = n.has_one_matrix ? q : m * n.groups + q;
     const long long terms = (n.has_one_matrix ? n.pairs : 1LL) * n.rows;
     if (threadIdx.x == 0) has_flag = 0;
     __syncthreads();
@@ -168,7 +168,7 @@ pair_marginals(Segment n, PairMarginals<T, In> matrices, const T* sums, int entr
         for (long long term = slice; term < terms; term += slices) {
             const long long at = set * terms + term;
             if (!is_flagged[at]) continue;
-            const int t = n.has_one_matrix ? term / n.rows : matrix, r = term % n.rows;
+            const int t = n.has_one_matrix ? term / n.rows : m, r = term % n.rows;
             const long long row = q * n.rows + r, stride = (long long)n.groups * n.rows * K;
             // Large numbers cancel first. The derivative with respect to a weight has no log of it.
             const double high = double(alpha[t * stride + row * K + k]) + double(beta_x[(t + 1) * stride + row * K + j]);

@@ -63,12 +63,12 @@ __device__ void column_maxima(int states, bool is_contiguous, bool is_log, T* ma
 }
 
 // factors, logs [matrices, states, states], each or null, `logs` transposed if asked for; shifts
-// [matrices, states, 2]; scales [matrices, 2], of a group `scale_stride` apart. Grid: `parts` blocks
+// [matrices, states, 2]; scales [matrices, 2]. Grid: `parts` blocks
 // for each matrix, which share its columns; all of them read the whole matrix.
 template <class T, class In>
 __global__ void __launch_bounds__(1024, 1)
 prepare_matrices(Matrices<In> input, T* factors, T* shifts, T* logs, double* scales,
-                 long long scale_stride, int transposes_logs) {
+                 int transposes_logs) {
     __shared__ T integers[1024], tile[32][33];
     const int K = input.states, padded = (K + 31) / 32 * 32, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const long long matrix = blockIdx.x / input.parts, group = matrix / input.count, number = matrix % input.count;
@@ -87,8 +87,8 @@ prepare_matrices(Matrices<In> input, T* factors, T* shifts, T* logs, double* sca
     for (int j = lane; j < K; j += 32) largest = larger_of(integers[j], largest, is_log);
     largest = integer_of(larger_of_warp(largest, is_log));
     if (threadIdx.x == 0 && part == 0) {
-        scales[group * scale_stride + 2 * number + !is_log] = largest;
-        scales[group * scale_stride + 2 * number + is_log] = 0;
+        scales[2 * matrix + !is_log] = largest;
+        scales[2 * matrix + is_log] = 0;
     }
     __syncthreads();
     if (threadIdx.x < K) integers[threadIdx.x] = integer_of(integers[threadIdx.x]);

@@ -134,7 +134,7 @@ def chain_operation(case: ChainCase, method: str, rng: np.random.Generator) -> O
         return arrays
 
     def call(x: Any, **options: Any) -> Any:
-        chain = alc.LogChain(x, **options)
+        chain = alc.LogChain(x, **options, workspace=2**28)  # the default on devices
         if method == "sample":
             return chain.sample(2, rng=0)
         if method == "gradients":

@@ -26,6 +26,14 @@ def test_chains(case, method):
     assert temporaries(getattr(chain, method)) <= SMALLEST
 
 
+def test_matrices_of_many_steps():
+    """A segment has those of its steps: the planner counts them."""
+    x, transitions = normal(3, 60, 50), uniform(59, 50, 50)
+    chain = alc.LogChain(x, transitions=transitions, workspace=SMALLEST)
+    assert temporaries(chain.posterior) <= SMALLEST
+    assert temporaries(chain.viterbi) <= SMALLEST
+
+
 @pytest.mark.parametrize("num_messages", [40, 10], ids=["messages", "checkpoints"])
 def test_gradients(num_messages):
     """A pullback also keeps all messages if they fit the workspace, otherwise checkpoints."""

@@ -84,13 +84,6 @@ def test_segments_go_on_where_others_ended(check, cut, steps, has_one):
     check("float64", x, transitions=P, lengths=lengths)
 
 
-def test_launches_of_few_matrices_where_the_workspace_is_small(device, check, cut):
-    cut(workspace=2 * 2 * 20**2 * 4)
-    check("float32", normal(3, 9, 20, sd=5), transitions=uniform(8, 20, 20))
-    steps = [k for k in device.launches if k.kernel.name.startswith("chain_steps<float, true")]
-    assert len(steps) == 3 * 5
-
-
 @pytest.mark.parametrize("states", [3, 70])
 @pytest.mark.parametrize("reached", [0, 2])
 def test_of_equal_paths_the_smallest_states_are_taken(device, use, states, reached):

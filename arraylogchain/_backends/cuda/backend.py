@@ -1,12 +1,10 @@
 """The recursions of chains as CUDA kernels: sums over paths, best paths and the backtrace.
 
-All messages are in log space. A segment of a shard takes one launch, or a few if its matrices
-would not fit the workspace or the launch would take longer than a second.
+All messages are in log space. A segment of a shard takes one launch, and one for its matrices.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
 
@@ -14,18 +12,15 @@ import numpy as np
 
 from arraylogchain._backends.array import ArrayBackend
 from arraylogchain._backends.cuda import matrices, operations
-from arraylogchain._backends.cuda.geometry import Geometry, geometry_of
+from arraylogchain._backends.cuda.geometry import geometry_of
 from arraylogchain._backends.cuda.marginals import CudaBackwardPass
-from arraylogchain._backends.cuda.matrices import PreparedMatrices
+from arraylogchain._backends.cuda.matrices import NO_MATRICES, PreparedMatrices
 from arraylogchain._backends.cuda.structs import CHAIN, MESSAGES, ROWS, WEIGHTS
 from arraylogchain._backends.interface import Keep, Messages, SegmentMessages
 from arraylogchain._backends.shards import Shard
 from arraylogchain._core.context import Array
 from arraylogchain._cuda.kernels import Kernel, kernel_named, threshold
 from arraylogchain._cuda.self_check import is_usable
-
-# Entries of states that one launch processes at most: less than a second of work.
-_MAX_ENTRIES = 2**22
 
 
 class CudaBackend(ArrayBackend):
@@ -41,15 +36,13 @@ class CudaBackend(ArrayBackend):
 
     def __init__(self, shard: Shard, workspace: int) -> None:
         super().__init__(shard, workspace)
+        self.geometry = geometry_of(shard)
+        has_matrices = "transitions" in shard.views
+        self.preparation = (matrices.kernel_of(shard),) if has_matrices else ()
         self._prepared: dict[tuple[bool, bool], PreparedMatrices] = {}
         self._is_log = np.ones(shard.state_shape[:2], bool)
-        self._scale: Array = None  # of the matrix that serves all steps
         # Of the latest message for which they were computed.
         self._log_sums: tuple[Messages | None, Array] = None, None
-
-    @cached_property
-    def geometry(self) -> Geometry:
-        return geometry_of(self.shard)
 
     @cached_property
     def lengths(self) -> Array | None:
@@ -61,13 +54,13 @@ class CudaBackend(ArrayBackend):
         self, carry: Messages | None, steps: slice, backward: bool, keep: Keep
     ) -> SegmentMessages:
         """Process a segment, forward or backward."""
-        return self.advance_with_scales(carry, steps, backward, keep)[0]
+        return self.advance_with_matrices(carry, steps, backward, keep)[0]
 
     def max_product(self, carry: Messages | None, steps: slice, keep: Keep) -> SegmentMessages:
         """Process a segment forward, with maxima instead of sums."""
-        return self.advance_with_scales(carry, steps, False, keep, sums=False)[0]
+        return self.advance_with_matrices(carry, steps, False, keep, sums=False)[0]
 
-    def advance_with_scales(
+    def advance_with_matrices(
         self,
         carry: Messages | None,
         steps: slice,
@@ -75,39 +68,36 @@ class CudaBackend(ArrayBackend):
         keep: Keep,
         sums: bool = True,
         restarts_scales: bool = False,
-    ) -> tuple[SegmentMessages, Array]:
-        """Process a segment; return its messages, and scales [groups, n, 2] of matrices.
+    ) -> tuple[SegmentMessages, PreparedMatrices]:
+        """Process a segment in one launch; return its messages, and the matrices it took.
 
         The scale of a message is that of its step alone if scales restart.
         """
         if not self.has(sums=sums):
             if sums:
-                return super().advance(carry, steps, backward, keep), None
-            return super().max_product(carry, steps, keep), None
-        ctx, shard, sign = self.ctx, self.shard, -1 if backward else 1
-        count, last = steps.stop - steps.start, carry
+                return super().advance(carry, steps, backward, keep), NO_MATRICES
+            return super().max_product(carry, steps, keep), NO_MATRICES
+        ctx, shard, count = self.ctx, self.shard, steps.stop - steps.start
         predicted = self._messages(count) if keep == Keep.ALL else None
         updated = None if keep == Keep.NOTHING else self._messages(count + (keep == Keep.ALL))
-        # Step of `updated`'s first message.
-        first = steps.start - (keep == Keep.ALL and not backward)
-        scales, (weights, _held) = self.scales(steps), self.boundary(backward)
+        last, prepared = self._messages(None), self.prepared(steps, backward, has_factors=sums)
+        # The step that is processed first; forward, `updated` may begin with the carry.
+        first, sign = (count - 1, -1) if backward else (0, 1)
+        updated_first = first + (keep == Keep.ALL and not backward)
+        places = (carry, 0), (predicted, first), (updated, updated_first), (last, 0)
+        packed = [self.pack(x, at, backward) for x, at in places]
+        x = ctx.load(shard.views["potentials"][..., steps, :], ctx.precision)
+        x, (group, row, step, state) = self.rows_of(x, 2)
+        start = ctx.kernels.pointer(x) + first * step * ctx.precision.itemsize
         grid, block, threads_per_row, shared = self.geometry.sizes(shard)
-        for part in self.parts(steps, backward, 1 + sums):
-            before, last = last, self._messages(None)
-            t0 = part.stop - 1 if backward else part.start
-            places = (before, 0), (predicted, t0 - steps.start), (updated, t0 - first), (last, 0)
-            packed = [self.pack(x, at, backward) for x, at in places]
-            x = ctx.load(shard.views["potentials"][..., part, :], ctx.precision)
-            x, (group, row, step, state) = self.rows_of(x, 2)
-            start = ctx.kernels.pointer(x) + (t0 - part.start) * step * ctx.precision.itemsize
-            prepared = self.prepared(part, backward, (scales, steps.start), sums)
-            potentials = start, group, row, sign * step, state
-            fields = {"direction": sign, "threads_per_row": threads_per_row}
-            fields["restarts_scales"] = restarts_scales
-            chain = self.rows(part, t0) + self.chain(prepared, *potentials, **fields)
-            arguments = (chain, weights, *packed)
-            ctx.kernels.run(self.geometry.kernel(ctx, sums), grid, block, arguments, shared)
-        return SegmentMessages(predicted, updated, last), scales  # type: ignore[arg-type]
+        fields = {"direction": sign, "threads_per_row": threads_per_row}
+        fields["restarts_scales"] = restarts_scales
+        chain = self.rows(steps, steps.start + first)
+        chain += self.chain(prepared, start, group, row, sign * step, state, **fields)
+        weights, _held = self.boundary(backward)
+        arguments = (chain, weights, *packed)
+        ctx.kernels.run(self.geometry.kernel(ctx, sums), grid, block, arguments, shared)
+        return SegmentMessages(predicted, updated, last), prepared
 
     def final_log_partition(self, last: Messages) -> Array | None:
         """Return log Z [groups, rows], given the last messages."""
@@ -155,69 +145,34 @@ class CudaBackend(ArrayBackend):
             dtypes.append(matrices.dtype_name(self.shard))
         return kernel_named(name, *dtypes)
 
-    @cached_property
-    def preparation(self) -> tuple[Kernel, ...]:
-        """The kernel that prepares matrices, if there are any."""
-        return (matrices.kernel_of(self.shard),) if "transitions" in self.shard.views else ()
-
     def has(self, *kernels: Kernel, sums: bool = True) -> bool:
         """Return whether the kernels of the recursion, and others, can be used."""
         steps = self.geometry.kernel(self.ctx, sums)
         needed = *self.preparation, steps, *kernels
         return all(is_usable(self.ctx, kernel, steps) for kernel in needed)
 
-    def parts(self, steps: slice, backward: bool, num_arrays: int) -> Iterator[slice]:
-        """Cut a segment into the steps of single launches, in their order.
-
-        A launch holds some arrays of the size of its matrices.
-        """
-        ctx, (groups, _, states) = self.ctx, self.shard.state_shape
-        size = _MAX_ENTRIES // max(states, 32)
-        if not self.shard.chain.has_one_matrix:
-            matrix = num_arrays * groups * states**2 * ctx.precision.itemsize
-            size = min(size, max(1, self.workspace // matrix))
-        starts = range(steps.start, steps.stop, size)
-        parts = [slice(start, min(start + size, steps.stop)) for start in starts]
-        return reversed(parts) if backward else iter(parts)
-
-    def scales(self, steps: slice) -> Array:
-        """Return memory for the scales of the matrices into and out of a segment's steps."""
-        if not self.shard.chain.has_one_matrix:
-            shape = self.shard.groups, steps.stop - steps.start + 1, 2
-            return self.ctx.kernels.empty(shape, "float64")
-        if self._scale is None:
-            self._scale = self.ctx.kernels.empty((self.shard.groups, 1, 2), "float64")
-        return self._scale
-
     def prepared(
-        self,
-        steps: slice,
-        backward: bool,
-        scales: tuple[Array, int],
-        has_factors: bool,
-        transposes_logs: bool = False,
+        self, steps: slice, backward: bool, has_factors: bool = True, transposes_logs: bool = False
     ) -> PreparedMatrices:
-        """Return the matrices that lead into steps or, with transposed logs, out of them.
-
-        Their scales are written to memory that begins at a step.
-        """
+        """Return the matrices that lead into steps or, backward or transposed, out of them."""
         shard, key = self.shard, (backward, transposes_logs)
-        if shard.chain.has_one_matrix:
-            if key not in self._prepared:
-                has_factors = not transposes_logs  # which later calls may need
-                arguments = slice(0, 1), backward, scales[0], 0, has_factors, transposes_logs
-                self._prepared[key] = matrices.prepare(shard, *arguments)
+        has_one, is_after = shard.chain.has_one_matrix, backward or transposes_logs
+        if has_one and key in self._prepared:
             return self._prepared[key]
         # The chain's first step has no matrix; backward a matrix leads from the step after.
-        is_after, number = backward or transposes_logs, steps.start - 1
-        first = steps.start if is_after else max(number, 0)
+        into = steps.start - 1
+        first = 0 if has_one else steps.start if is_after else max(into, 0)
         stop = min(steps.stop, shard.num_steps - 1) if is_after else steps.stop - 1
+        stop = 1 if has_one else stop
         if "transitions" not in shard.views or first >= stop:
-            return PreparedMatrices(None, {})
-        place = first - scales[1] + (not is_after), has_factors, transposes_logs
-        result = matrices.prepare(shard, slice(first, stop), backward, scales[0], *place)
-        result.fields["matrix"] = (steps.stop - 1 if backward else number) - first
-        result.fields["matrix_step"] = -1 if backward else 1
+            return NO_MATRICES
+        transitions = slice(first, stop)
+        result = matrices.prepare(shard, transitions, backward, has_factors, transposes_logs)
+        if has_one:
+            self._prepared[key] = result
+        else:
+            result.fields["matrix"] = (steps.stop - 1 if backward else into) - first
+            result.fields["matrix_step"] = -1 if backward else 1
         return result
 
     def chain(self, prepared: PreparedMatrices, *potentials: int, **fields: int) -> bytes:
@@ -229,7 +184,7 @@ class CudaBackend(ArrayBackend):
     def rows(self, steps: slice = slice(0, 0), time: int | None = None) -> bytes:
         """Return struct Rows of some steps; `time` is processed first, if not the first."""
         shard, (groups, rows, states) = self.shard, self.shard.state_shape
-        pointers = self.pointer(self.lengths), self.pointer(shard.order)
+        pointers = self.ctx.kernels.pointer(self.lengths), self.ctx.kernels.pointer(shard.order)
         first = steps.start if time is None else time
         sizes = groups, rows, steps.stop - steps.start, states, first, shard.num_steps
         return ROWS.pack(*pointers, *sizes)
@@ -245,11 +200,12 @@ class CudaBackend(ArrayBackend):
     def is_in_place(self, x: Array, num_axes: int) -> bool:
         """Return whether `rows_of` returns views of an array [*batch, T, ...], not copies."""
         step = self.shard.view(x, (slice(1),))
-        return self.pointer(self.rows_of(step, num_axes)[0]) == self.pointer(step)
+        rows, pointer = self.rows_of(step, num_axes)[0], self.ctx.kernels.pointer
+        return bool(pointer(rows) == pointer(step))
 
     def copy_back(self, x: Array, out: Array) -> None:
         """Copy an array that ``rows_of(out)`` returned to `out`, unless it is a view of it."""
-        if self.pointer(x) != self.pointer(out):
+        if self.ctx.kernels.pointer(x) != self.ctx.kernels.pointer(out):
             out[...] = self.ctx.xp.reshape(x, out.shape)
 
     def boundary(self, backward: bool) -> tuple[bytes, Array]:
@@ -278,7 +234,3 @@ class CudaBackend(ArrayBackend):
         logs = pointer(x.values) + at * step * states * self.ctx.precision.itemsize
         shifts, exponents = (pointer(y) + 8 * at * step for y in (x.shifts, x.exponents))
         return MESSAGES.pack(logs, shifts, exponents, -step if backward else step)
-
-    def pointer(self, x: Array | None) -> int:
-        """Return where an array is; 0 for None."""
-        return 0 if x is None else self.ctx.kernels.pointer(x)

@@ -13,7 +13,7 @@ from arraylogchain._backends.cuda.matrices import input_matrices
 from arraylogchain._backends.cuda.structs import PAIR_MARGINALS, SEGMENT, STRIDES
 from arraylogchain._backends.interface import Keep, Messages
 from arraylogchain._backends.shards import arrange
-from arraylogchain._core.axes import Box, Shape, chunks, within
+from arraylogchain._core.axes import Box, Shape, within
 from arraylogchain._core.context import Array
 from arraylogchain._cuda.kernels import contiguous
 from arraylogchain._inputs.arrays import dtype_name
@@ -93,11 +93,11 @@ class CudaBackwardPass:
         steps, requested = self.forward_pass.segments[n], self.accumulator.arrays
         if not {"potentials", "transitions"} & set(requested):
             return self.backend.advance(carry, steps, True, Keep.NOTHING).carry  # type: ignore[no-any-return]
-        segment, scales = self.backend.advance_with_scales(carry, steps, True, Keep.ALL)
+        segment, prepared = self.backend.advance_with_matrices(carry, steps, True, Keep.ALL)
         forward = self.forward_pass.stored_messages(n)
         terms = self._add_marginals(steps, forward.values, segment)
         if terms is not None:
-            self._add_pairs(steps, terms, scales)
+            self._add_pairs(steps, terms, prepared.scales)
         return segment.carry  # type: ignore[no-any-return]
 
     def _add_marginals(self, steps: slice, alpha: Array, segment: Any) -> _Terms | None:
@@ -158,30 +158,25 @@ class CudaBackwardPass:
         self.backend.copy_back(out, part)
 
     def _add_pairs(self, steps: slice, terms: _Terms, scales: Array) -> None:
-        """Add pair marginals, of as many matrices at a time as the workspace has room for."""
+        """Add pair marginals; `scales` are those of the matrices out of the steps."""
         shard, device, (groups, _, size) = self.shard, self.device, self.shard.state_shape
-        one, item = shard.chain.has_one_matrix, self.ctx.precision.itemsize
-        pairs = 1 if one else int(terms.u.shape[0]) // groups
+        one, kernel = shard.chain.has_one_matrix, self.backend.kernel("pair_marginals")
+        first, count = (0, 1) if one else (steps.start, int(terms.u.shape[0]) // groups)
         entries = min(_THREADS, power_of_two(size * size))
         is_log, by_logs = "transitions" in shard.chain.logs, self.accumulator.by_logs
-        scale_group, kernel = 2 * int(scales.shape[1]), self.backend.kernel("pair_marginals")
-        for chunk in chunks(pairs, max(1, self.backend.workspace // (groups * size * size * item))):
-            sets, count = slice(chunk.start * groups, chunk.stop * groups), chunk.stop - chunk.start
-            sums = device.multiply(terms.u[sets, ...].mT, terms.v[sets, ...])
-            first = 0 if one else steps.start + chunk.start
-            place = slice(first, first + count), slice(None), slice(None)
-            x, strides = input_matrices(shard, place[0])
-            with self._output("transitions", place, (1, count, size, size)) as out:
-                out_group, _, out_matrix, *_ = device.strides(out)
-                pointers = [device.pointer(y) for y in (x, scales, out)]
-                pointers[1] += 16 * chunk.start
-                places = *pointers, *strides, scale_group, out_group, out_matrix
-                packed = PAIR_MARGINALS.pack(*places, is_log, by_logs, chunk.start)
-                flags = terms.is_flagged, terms.scales, terms.has_flags
-                messages = np.int32(entries), terms.alpha, terms.beta_x
-                arguments = (terms.segment, packed, sums, *messages, self.g, *flags)
-                grid = count * groups * -(-size * size // entries)
-                device.run(kernel, grid, _THREADS, arguments)
+        sums = device.multiply(terms.u.mT, terms.v)
+        place = slice(first, first + count), slice(None), slice(None)
+        x, strides = input_matrices(shard, place[0])
+        with self._output("transitions", place, (1, count, size, size)) as out:
+            out_group, _, out_matrix, *_ = device.strides(out)
+            pointers = (device.pointer(y) for y in (x, scales, out))
+            places = *pointers, *strides, out_group, out_matrix
+            packed = PAIR_MARGINALS.pack(*places, is_log, by_logs)
+            flags = terms.is_flagged, terms.scales, terms.has_flags
+            messages = np.int32(entries), terms.alpha, terms.beta_x
+            arguments = (terms.segment, packed, sums, *messages, self.g, *flags)
+            grid = count * groups * -(-size * size // entries)
+            device.run(kernel, grid, _THREADS, arguments)
 
     def _add_boundary(self, name: str, message: Messages) -> None:
         """Add the gradient with respect to initial or final weights, or to their logarithms."""

@@ -14,10 +14,24 @@ from arraylogchain._inputs import arrays
 
 
 class PreparedMatrices(NamedTuple):
-    """The memory of matrices as kernels read them, and fields of struct Chain that describe it."""
+    """Matrices as kernels read them.
+
+    Attributes
+    ----------
+    memory : array
+        Factors, if there are any, logs and shifts, one after another.
+    scales : array [groups, count, 2]
+        Whole nats and powers of two.
+    fields : dict of str to int
+        Fields of struct Chain that describe them.
+    """
 
     memory: Array
+    scales: Array
     fields: dict[str, int]
+
+
+NO_MATRICES = PreparedMatrices(None, None, {})
 
 
 def input_matrices(shard: Shard, transitions: slice) -> tuple[Array, tuple[int, int, int, int]]:
@@ -51,14 +65,10 @@ def prepare(
     shard: Shard,
     transitions: slice,
     backward: bool,
-    scales: Array,
-    first: int,
-    has_factors: bool = True,
-    transposes_logs: bool = False,
+    has_factors: bool,
+    transposes_logs: bool,
 ) -> PreparedMatrices:
     """Return the matrices of a slice of transitions as kernels read them, [groups, count, K, K].
-
-    Factors, if there are any, logs and shifts are in memory one after another.
 
     Parameters
     ----------
@@ -66,10 +76,6 @@ def prepare(
     transitions : slice
     backward : bool
         Whether matrices are transposed, for the backward recursion.
-    scales : array [groups, n, 2]
-        Receives the scales of the matrices, in whole nats and powers of two, from index `first` of
-        axis 1 on.
-    first : int
     has_factors : bool
         Whether the matrices are stored in linear space, too, and not only in log space.
     transposes_logs : bool
@@ -87,18 +93,16 @@ def prepare(
     values = device.empty((num_values,), ctx.precision.name)
     start = device.pointer(values)
     factors, logs = start if has_factors else 0, start + entries * item * has_factors
-    shifts, place = logs + entries * item, device.pointer(scales) + 16 * first
-    scale_group = 2 * int(scales.shape[1])
+    shifts, scales = logs + entries * item, device.empty((groups, count, 2), "float64")
     order = 0 if shard.order is None or shard.groups == 1 else device.pointer(shard.order)
     strides = group, matrix, source, target
     sizes = count, size, parts, "transitions" in shard.chain.logs
     arguments = (
         MATRICES.pack(device.pointer(x), order, *strides, *sizes),
-        *map(np.uint64, (factors, shifts, logs, place)),
-        np.int64(scale_group),
+        *map(np.uint64, (factors, shifts, logs)),
+        scales,
         np.int32(transposes_logs),
     )
     device.run(kernel_of(shard), groups * count * parts, 1024, arguments)
-    fields = {"factors": factors, "shifts": shifts, "logs": logs, "scales": place}
-    fields |= {"scale_group": scale_group, "matrices": count}
-    return PreparedMatrices(values, fields)
+    fields = {"factors": factors, "shifts": shifts, "logs": logs, "matrices": count}
+    return PreparedMatrices(values, scales, fields | {"scales": device.pointer(scales)})

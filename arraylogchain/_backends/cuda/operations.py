@@ -29,7 +29,7 @@ def filter_segment(
         return None
     views = [self.shard.view(x, (steps,)) for x in (probabilities, log_normalizers)]
     outputs = [self.rows_of(x, n) for x, n in zip(views, (2, 1), strict=True)]
-    segment, _ = self.advance_with_scales(carry, steps, False, Keep.ALL, restarts_scales=True)
+    segment, _ = self.advance_with_matrices(carry, steps, False, Keep.ALL, restarts_scales=True)
     packed = (y for x, strides in outputs for y in (x, STRIDES.pack(*strides)))
     arguments = (self.rows(steps), self.pack(segment.updated), *packed)
     num_terms = groups * rows * (steps.stop - steps.start)
@@ -45,23 +45,17 @@ def entropies(self: Any, forward_pass: Any) -> Array | None:
     if not self.has(kernel, self.kernel("log_partition")):
         return None
     log_sums, carry, total = self.log_sums(forward_pass.carry, with_final=True), None, None
-    size = groups * rows * states * self.ctx.precision.itemsize
+    block = -(-states // 32) * 32
     for n in reversed(range(len(forward_pass.segments))):
         steps, before = forward_pass.segments[n], forward_pass.checkpoints[n]
-        forward = forward_pass.stored_messages(n)  # held while kernels read it
-        segment, _ = self.advance_with_scales(carry, steps, True, Keep.ALL)
-        carry, alpha = segment.carry, self.pointer(forward.values)
-        beta = self.pointer(segment.predicted.values)
+        forward = forward_pass.stored_messages(n)
+        segment = self.advance(carry, steps, True, Keep.ALL)
+        carry, prepared = segment.carry, self.prepared(steps, False, has_factors=False)
         out = self.ctx.kernels.empty((steps.stop - steps.start, groups, rows), "float64")
-        for part in self.parts(steps, False, 1):
-            at = part.start - steps.start
-            scales = self.scales(part)  # held while kernels read them
-            prepared = self.prepared(part, False, (scales, part.start), False)
-            previous = alpha + (at - 1) * size if at else self.pointer(before and before.values)
-            messages = map(np.uint64, (alpha + at * size, previous, beta + at * size))
-            chain = self.rows(part) + self.chain(prepared)
-            grid, block = groups * rows * (part.stop - part.start), -(-states // 32) * 32
-            self.ctx.kernels.run(kernel, grid, block, (chain, *messages, log_sums, out[at:, ...]))
+        chain = self.rows(steps) + self.chain(prepared)
+        messages = forward.values, before and before.values, segment.predicted.values
+        grid = groups * rows * (steps.stop - steps.start)
+        self.ctx.kernels.run(kernel, grid, block, (chain, *messages, log_sums, out))
         sums = self.ctx.xp.sum(out, axis=0)
         total = sums if total is None else total + sums
     return total
@@ -101,16 +95,12 @@ def sample_paths(self: Any, forward_pass: Any, paths: Array, uniforms: Array) ->
     return True
 
 
-def _launches_backward(self: Any, forward_pass: Any) -> Iterator[tuple[bytes, np.uint64, slice]]:
-    """Yield struct Chain, the address of forward messages, and the steps of launches back in time.
+def _launches_backward(self: Any, forward_pass: Any) -> Iterator[tuple[bytes, Array, slice]]:
+    """Yield struct Chain, the forward messages, and the steps of segments back in time.
 
     What a kernel reads is held until the next launch.
     """
-    groups, rows, states = self.shard.state_shape
-    size = groups * rows * states * self.ctx.precision.itemsize
     for n, steps in reversed(list(enumerate(forward_pass.segments))):
-        held, scales = forward_pass.stored_messages(n), (self.scales(steps), steps.start)
-        for part in self.parts(steps, True, 1):
-            prepared = self.prepared(part, False, scales, False, transposes_logs=True)
-            place = self.pointer(held.values) + (part.start - steps.start) * size
-            yield self.rows(part) + self.chain(prepared), np.uint64(place), part
+        messages = forward_pass.stored_messages(n)
+        prepared = self.prepared(steps, False, has_factors=False, transposes_logs=True)
+        yield self.rows(steps) + self.chain(prepared), messages.values, steps

@@ -17,7 +17,7 @@ MATRICES = Struct(
 CHAIN = {
     name: Struct(
         (np.int64, "potentials x_group x_row x_step x_state factors shifts logs scales"),
-        (np.int64, "scale_group matrices matrix_step matrix"),
+        (np.int64, "matrices matrix_step matrix"),
         (np.int32, "threads_per_row direction restarts_scales"),
         (np.dtype(name), "threshold"),
     )
@@ -25,6 +25,6 @@ CHAIN = {
 }
 SEGMENT = Struct((np.int32, "pairs threads_per_term has_one_matrix blocks"))
 PAIR_MARGINALS = Struct(
-    (np.int64, "input scales out group matrix from to scale_group out_group out_matrix"),
-    (np.int32, "is_log by_logs first"),
+    (np.int64, "input scales out group matrix from to out_group out_matrix"),
+    (np.int32, "is_log by_logs"),
 )

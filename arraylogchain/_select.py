@@ -24,8 +24,9 @@ FUSED: bool = True
 SPARSE_COST = 8
 # What has no matrix multiply in it.
 MAX_PRODUCT_OPERATIONS = frozenset({"viterbi", "best_message", "best_paths"})
-# Bytes that loops and kernels take for an entry of a matrix: as given, converted, in each direction
-# as weights and as logarithms, and in two steps on the way there.
+# Bytes that loops and kernels take for an entry of a matrix in float64. Loops: as given, converted,
+# in each direction as weights and as logarithms, and in two steps on the way there. Kernels:
+# converted, as weights and as logarithms, and for sums over pairs on the way to the result.
 BYTES_PER_MATRIX_ENTRY = 64
 # States up to which a kernel has a thread for each.
 KERNEL_STATES = 1024

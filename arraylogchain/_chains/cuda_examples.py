@@ -33,7 +33,7 @@ def _entries(ctx: Context, seed: int, sd: float, *shape: int) -> np.ndarray:
     x[..., 3::7, :] *= 4
     x[..., ::5, 1::2] -= depth
     x[..., -1] -= depth
-    # Of a matrix [from, to]: state 1 is reached from the last one alone; rows 2, 11, ... are small.
+    # As a matrix [from, to]: state 1 is reached from the last one alone; rows 2, 11, ... are small.
     x[..., :-1, 1] -= depth
     x[..., 2::9, :-1] -= depth
     x[..., 4::9, 2:] = -np.inf
@@ -41,7 +41,10 @@ def _entries(ctx: Context, seed: int, sd: float, *shape: int) -> np.ndarray:
 
 
 def _product_example(operation: Any, ctx: Context, _: Sequence[str]) -> Example:
-    """Return operands of tiles whose edges stand out; maxima do not meet."""
+    """Return operands whose sizes are no multiples of a tile's.
+
+    Rows of a and columns of b are largest at different terms.
+    """
     b = np.roll(_entries(ctx, 1, 15.0, 66, 37), 1, axis=1).T
     arrays = {"a": _entries(ctx, 0, 15.0, 140, 37), "b": np.ascontiguousarray(b)}
     return partial(_run_product, operation), arrays
@@ -59,7 +62,7 @@ def _large_product(ctx: Context, layout: Fold, a: Array, b: Array, workspace: in
 
 
 def _product_gradients(ctx: Context, layout: Fold, a: Array, b: Array, workspace: int) -> Any:
-    """Return both gradients of a log product, which kernels compute for two panels of rows."""
+    """Return both gradients of a log product, which kernels compute for several panels of rows."""
     out = certified.logmatmulexp(ctx, layout, a, b, workspace)
     g = ctx.to_result(ctx.xp.where(a[:, :1] > b[:1, :], 0.5, -0.25))
     budget = 26_000 * ctx.precision.itemsize
@@ -69,13 +72,13 @@ def _product_gradients(ctx: Context, layout: Fold, a: Array, b: Array, workspace
 def _chain_example(operation: Any, ctx: Context, variant: Sequence[str]) -> Example:
     """Return an operation, and a chain for which `geometry_of` selects a variant of `chain_steps`.
 
-    The variant's template arguments follow from the chain's shapes, whatever the device.
+    The variant's template arguments follow from the chain's shapes, on any device.
     """
-    is_layout = len(variant) == 4
-    sums, in_warp, at_a_time, on_chip = variant if is_layout else ("true", "true", "1", "false")
+    is_recursion = len(variant) == 4
+    sums, in_warp, block_rows, on_chip = variant if is_recursion else ("true", "true", "1", "false")
     states, rows = (13, 5) if in_warp == "true" else (37, 3)
     groups, matrices = (1, 1) if on_chip == "true" else (2, _STEPS - 1)
-    if at_a_time == "4":
+    if block_rows == "4":
         rows = 2 * ctx.kernels.multiprocessors + 5
     index = np.arange(rows) % 5
     arrays = {
@@ -111,7 +114,7 @@ def _gradients(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, ...]:
 
 
 def _sample(ctx: Context, chain: Chain, workspace: int) -> Array:
-    """Draw with numbers that choose one of the first states that have weight, or a later one."""
+    """Draw by numbers near 0, which choose the first state with weight, and by larger ones."""
     numbers = np.broadcast_to(_UNIFORMS, (2, *chain.batch, _STEPS))
     states = ctx.empty(numbers.shape, ctx.index_dtype)
     uniforms = ctx.xp.asarray(numbers.copy(), device=ctx.device)
@@ -119,7 +122,7 @@ def _sample(ctx: Context, chain: Chain, workspace: int) -> Array:
     return states
 
 
-# The kernels that an operation checks; of maxima, best paths check them.
+# The kernels that an operation checks; `viterbi` checks those that take part in best paths.
 for _example, _operation, _kernels in (
     (_product_example, certified.logmatmulexp, "prepare_factors logmatmulexp"),
     (_product_example, _large_product, "log_epilogue"),

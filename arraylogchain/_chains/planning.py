@@ -167,7 +167,7 @@ def plan_shards(
     enough_rows = min(max_rows, max(32, elements // 16 // sizes.states))
     stored_rows = workspace // 2 // (sizes.steps * stored_step)
     store_messages = needs_history and stored_rows >= enough_rows
-    # Loops and kernels have the matrices of a segment together; their bytes are those of float64.
+    # Loops and kernels hold the matrices of a segment's steps; the bytes above are for float64.
     segment_matrix = matrix * itemsize // 8 * (backend.holds_matrices and not sizes.has_one_matrix)
     per_step = step, stored_step, segment_matrix
     memory = _ShardMemory(sizes, workspace, groups, *per_step, needs_history, store_messages)

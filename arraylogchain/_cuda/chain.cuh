@@ -19,8 +19,8 @@ struct Strides {
     long long group, row, step, state;
 };
 
-// The steps of a segment, numbered s = 0, 1, ... in the order in which they are processed: backward
-// that is against time, and strides of steps are negative. Strides are in entries.
+// The steps of a segment. `chain_steps` numbers them s = 0, 1, ... in the order in which it processes
+// them: backward that is against time, and strides of steps are negative. Strides are in entries.
 template <class T> struct Chain : Rows {
     const T* potentials;  // logs, at step 0
     long long x_group, x_row, x_step, x_state;
@@ -30,10 +30,10 @@ template <class T> struct Chain : Rows {
     // of 2^-9, and a small remainder that `logs` include. `scales` [..., 2] of whole matrices are
     // not part of these: whole nats and powers of two.
     const T *factors, *shifts, *logs;
-    const double* scales;  // of nats and powers of two
+    const double* scales;
     long long matrices, matrix_step, matrix;  // of a group; from step to step; that into step 0
-    int threads_per_row, direction;  // direction: 1 or -1
-    int restarts_scales;             // whether the scale of each step begins with 0
+    int threads_per_row, direction;  // direction of `chain_steps` in time: 1 or -1
+    int restarts_scales;             // whether the scale of each step, but the chain's first, begins with 0
     T threshold;                     // see is_certified
 };
 

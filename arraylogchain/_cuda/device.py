@@ -2,8 +2,8 @@
 
 Everything happens on the stream and in the memory pool of the library that the arrays are from, so
 that its own tools see the truth: torch's peak memory, CuPy's memory hooks, both libraries' streams,
-and graph capture. Nothing here waits for the device; only compiling does, when a kernel is first
-used.
+and graph capture. Only what happens once waits for the device: compiling a kernel, and copying
+integers from the host.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _PROBE = '#include <cuda_bf16.h>\n#include <cuda_fp16.h>\nextern "C" __global__ 
 
 
 def refuse_capture(is_capturing: bool, missing: str) -> None:
-    """Raise RuntimeError if a graph is being captured, and something was not made before."""
+    """Raise RuntimeError if a graph is being captured; `missing` says what must be made before."""
     if is_capturing:
         raise RuntimeError(
             f"a CUDA graph is being captured, and {missing}; make the same call once before the "
@@ -44,7 +44,7 @@ def refuse_capture(is_capturing: bool, missing: str) -> None:
 
 
 class Tables:
-    """Copies on a device of integers of the host, such as lengths, each made once.
+    """Copies on a device of integers of the host, such as lengths.
 
     The latest 64 are kept, and all that a captured graph reads.
 
@@ -157,7 +157,8 @@ class Device:
     """A place where kernels run: on arrays of CuPy, in its memory pool and on its current stream.
 
     CuPy compiles and starts kernels for arrays of torch, too. As a context it makes the device
-    current in this thread, as all methods but `is_capturing` need: `Context.computing` does.
+    current in this thread, as `load`, `run`, `empty` and `multiply` need: `Context.computing`
+    enters it.
 
     Attributes
     ----------
@@ -186,7 +187,7 @@ class Device:
 
     def __enter__(self) -> None:
         self._current.__enter__()
-        self._current.use()  # a thread's first call may be one of the driver
+        self._current.use()  # the driver needs it in each thread, if it is current already, too
 
     def __exit__(self, *error: object) -> None:
         self._current.__exit__(*error)
@@ -210,7 +211,7 @@ class Device:
     ) -> None:
         """Queue a kernel on the library's current stream; this does not wait for it.
 
-        By the driver: CuPy's own launch takes four times as long.
+        It calls the driver, as CuPy's own launch takes four times as long.
 
         Parameters
         ----------
@@ -307,7 +308,7 @@ class Device:
         return tuple(step // x.dtype.itemsize for step in x.strides)
 
     def multiply(self, a: Array, b: Array) -> Array:
-        """Queue a matrix multiply, of float32 in float32: no switch makes it TF32."""
+        """Queue a matrix multiply, at least in float32: no switch makes it TF32."""
         if (out := self._gemm(a, b)) is not None:
             return out
         if a.dtype == np.float32 and os.environ.get("CUPY_TF32") == "1":

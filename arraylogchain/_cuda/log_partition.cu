@@ -1,4 +1,5 @@
-// log Z of rows, from the message after their last step and the weights of the last states.
+// log Z of rows, from the message after their last step and the final weights; or sums of the message
+// before their first step with the initial weights.
 #include "chain.cuh"
 
 // log_sums [groups, rows, 2]: the logs of the rows' sums without the message's scale, an integer and

@@ -45,8 +45,9 @@ template <class T> __device__ __forceinline__ double cotangent_of(const double* 
 // alpha, beta [steps, groups, rows, states], beta_x [steps + 1, ...]; g [groups, rows] in the
 // caller's order, or null: 1; log_sums [groups, rows, 2]: see log_partition.cu. out: marginals times
 // g, or null. u, v [sets, terms, states], or null; is_flagged, scales [sets, terms(, 2)]; has_flags
-// [sets, blocks]. Sets are groups or, if there are several matrices, [pairs, groups]; their terms
-// are [pairs, rows], or rows. Grid: `blocks` for each set.
+// [sets, blocks]. Sets are groups or, if there are several matrices, [steps, groups]; their terms are
+// [steps, rows], or rows. Of u, v, is_flagged and scales there are as many steps as pairs. Grid:
+// `blocks` for each set.
 template <class Out>
 __global__ void __launch_bounds__(256, 3)
 marginals(Segment n, Strides strides, const Compute<Out>* alpha, const Compute<Out>* beta, const Compute<Out>* beta_x,
@@ -119,12 +120,12 @@ marginals(Segment n, Strides strides, const Compute<Out>* alpha, const Compute<O
     if (u && threadIdx.x == 0) has_flags[blockIdx.x] = has_flag;
 }
 
-// Transition matrices of the caller, weights or logs, and the gradients with respect to them, or to
-// their logarithms: those are expected counts. Strides are in entries.
+// Transition matrices of the caller, weights or logs, and the gradients with respect to them or, if
+// by_logs, to their logarithms (expected counts). Strides are in entries.
 template <class T, class In> struct PairMarginals {
     const In* input;
     const double* scales;  // of the prepared matrices
-    T* out;                // [matrix, from, to]
+    T* out;                // [group, matrix, from, to]
     long long group, matrix, from, to, out_group, out_matrix;
     int is_log, by_logs;
 };

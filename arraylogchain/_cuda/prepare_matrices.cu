@@ -29,7 +29,7 @@ template <class T> __device__ __forceinline__ T larger_of_warp(T x, bool is_log)
 __device__ __forceinline__ float power_of_two(float, int n) { return ldexpf(1.0f, n); }
 __device__ __forceinline__ double power_of_two(double, int n) { return ldexp(1.0, n); }
 
-// The largest entry of each column, in maxima[1024]. `lowest`: the identity of larger_of.
+// The largest entry of each column, in maxima[1024].
 template <class T, class Get>
 __device__ void column_maxima(int states, bool is_contiguous, bool is_log, T* maxima, const Get& get) {
     const int padded = (states + 31) / 32 * 32, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -67,8 +67,7 @@ __device__ void column_maxima(int states, bool is_contiguous, bool is_log, T* ma
 // for each matrix, which share its columns; all of them read the whole matrix.
 template <class T, class In>
 __global__ void __launch_bounds__(1024, 1)
-prepare_matrices(Matrices<In> input, T* factors, T* shifts, T* logs, double* scales,
-                 int transposes_logs) {
+prepare_matrices(Matrices<In> input, T* factors, T* shifts, T* logs, double* scales, int transposes_logs) {
     __shared__ T integers[1024], tile[32][33];
     const int K = input.states, padded = (K + 31) / 32 * 32, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const long long matrix = blockIdx.x / input.parts, group = matrix / input.count, number = matrix % input.count;

@@ -43,7 +43,8 @@ _is_checking = ContextVar("_is_checking", default=False)
 
 
 # An operation that uses a kernel, and arrays for it by name. It returns an array or a tuple of
-# arrays, given a context and the arrays; an entry is computed from at most 200 terms.
+# arrays, given a context and the arrays. Errors of 200 terms are allowed; sums over many rows have
+# more, whose roundings mostly cancel.
 Example = tuple[Callable[..., Any], dict[str, np.ndarray]]
 _TERMS = 200
 # By names of kernels: functions of a context and of a kernel's template arguments, which matter if
@@ -51,11 +52,11 @@ _TERMS = 200
 EXAMPLES: dict[str, Callable[[Context, Sequence[str]], Example]] = {}
 
 
-def is_usable(ctx: Context, kernel: Kernel, steps: Kernel | None = None) -> bool:
-    """Return whether a kernel is right on this device; it is loaded, and checked if it is new.
+def is_usable(ctx: Context, kernel: Kernel, recursion: Kernel | None = None) -> bool:
+    """Return whether a kernel passed its check; it is loaded, and checked if it is new.
 
-    `steps` is the variant of `chain_steps` that the caller's operation runs; the example is shaped
-    to run it, too. During a check every kernel counts as usable.
+    `recursion` is the variant of `chain_steps` that the caller's operation runs; the example is
+    shaped to run it, too. During a check every kernel counts as usable.
     """
     if _is_checking.get():
         return True
@@ -63,11 +64,11 @@ def is_usable(ctx: Context, kernel: Kernel, steps: Kernel | None = None) -> bool
     if kernel not in usable:
         with _lock:
             if kernel not in usable:
-                usable[kernel] = _has_no_problem(ctx, kernel, steps)
+                usable[kernel] = _passes(ctx, kernel, recursion)
     return bool(usable[kernel])
 
 
-def _has_no_problem(ctx: Context, kernel: Kernel, steps: Kernel | None) -> bool:
+def _passes(ctx: Context, kernel: Kernel, recursion: Kernel | None) -> bool:
     device = ctx.kernels
     refuse_capture(device.is_capturing(), f"the kernel {kernel.name} has not been loaded")
     try:
@@ -76,7 +77,7 @@ def _has_no_problem(ctx: Context, kernel: Kernel, steps: Kernel | None) -> bool:
         is_checked = os.environ.get("ARRAYLOGCHAIN_SELF_CHECK") != "0"
         if not is_checked or os.path.exists(record):  # noqa: PTH110 (no folder is an error here)
             return True
-        ratio = largest_error(ctx, kernel, steps)
+        ratio = largest_error(ctx, kernel, recursion)
         if ratio <= 1:
             with suppress(OSError):
                 record.parent.mkdir(parents=True, exist_ok=True)
@@ -97,17 +98,18 @@ def _has_no_problem(ctx: Context, kernel: Kernel, steps: Kernel | None) -> bool:
     return False
 
 
-def largest_error(ctx: Context, kernel: Kernel, steps: Kernel | None = None) -> float:
-    """Return the largest error of a kernel's example over the allowed one; up to 1 passes.
+def largest_error(ctx: Context, kernel: Kernel, recursion: Kernel | None = None) -> float:
+    """Return the largest ratio of an error of a kernel's example to the allowed one.
 
-    An error of eps * (2 |exact| + reach) is allowed: a certified sum is at least tiny / eps, which
-    bounds how far a result may lie below the shifts that its terms are relative to.
+    An error of eps * (2 |exact| + reach) is allowed, with the eps of results and of the precision:
+    a certified sum is at least tiny / eps, which bounds how far a result may lie below the shifts
+    that its terms are relative to.
     """
     dtype = [_DTYPES[x] for x in kernel.arguments if x in _DTYPES][-1]
     precision = DOUBLE if dtype == "float64" else SINGLE
     ctx = replace(ctx, result_name=dtype, precision=precision)
     example = EXAMPLES[kernel.name.partition("<")[0]]
-    operation, arrays = example(ctx, (steps or kernel).arguments[1:])
+    operation, arrays = example(ctx, (recursion or kernel).arguments[1:])
     reach = 3 * math.log(precision.eps / precision.tiny) + 4 * _TERMS
     token = _is_checking.set(True)
     try:

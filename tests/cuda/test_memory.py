@@ -1,4 +1,4 @@
-"""`workspace` bounds what calls allocate whose kernels run on the CPU."""
+"""Calls whose kernels run on the CPU allocate at most `workspace`."""
 
 from collections import deque
 
@@ -27,22 +27,24 @@ def test_chains(case, method):
 
 
 def test_matrices_of_many_steps():
-    """A segment has those of its steps: the planner counts them."""
+    """A segment holds the matrices of its steps: the planner counts them."""
     x, transitions = normal(3, 60, 50), uniform(59, 50, 50)
     chain = alc.LogChain(x, transitions=transitions, workspace=SMALLEST)
     assert temporaries(chain.posterior) <= SMALLEST
     assert temporaries(chain.viterbi) <= SMALLEST
 
 
-@pytest.mark.parametrize("num_messages", [40, 10], ids=["messages", "checkpoints"])
-def test_gradients(num_messages):
-    """A pullback also keeps all messages if they fit the workspace, otherwise checkpoints."""
+@pytest.mark.parametrize(
+    ("workspace", "kept_steps"),
+    [pytest.param(1_200_000, 40, id="messages"), pytest.param(SMALLEST, 10, id="checkpoints")],
+)
+def test_gradients(workspace, kept_steps):
+    """A pullback also keeps the messages of all steps if they fit the workspace, or of a few."""
     x, transitions = normal(66, 40, 50), uniform(39, 50, 50)
-    workspace = SMALLEST if num_messages < 40 else 1_200_000
 
     def gradients():
         chain = alc.LogChain(x, transitions=transitions, workspace=workspace)
         value, pullback = alc.vjp.log_partition(chain)
         return value, *pullback(np.ones_like(value))
 
-    assert temporaries(gradients) <= workspace + x.nbytes * num_messages // 40
+    assert temporaries(gradients) <= workspace + x.nbytes * kept_steps // 40

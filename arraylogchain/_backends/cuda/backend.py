@@ -54,10 +54,14 @@ class CudaBackend(ArrayBackend):
         self, carry: Messages | None, steps: slice, backward: bool, keep: Keep
     ) -> SegmentMessages:
         """Process a segment, forward or backward."""
+        if not self.can_use():
+            return super().advance(carry, steps, backward, keep)
         return self.advance_with_matrices(carry, steps, backward, keep)[0]
 
     def max_product(self, carry: Messages | None, steps: slice, keep: Keep) -> SegmentMessages:
         """Process a segment forward, with maxima instead of sums."""
+        if not self.can_use(sums=False):
+            return super().max_product(carry, steps, keep)
         return self.advance_with_matrices(carry, steps, False, keep, sums=False)[0]
 
     def advance_with_matrices(
@@ -69,14 +73,11 @@ class CudaBackend(ArrayBackend):
         sums: bool = True,
         restarts_scales: bool = False,
     ) -> tuple[SegmentMessages, PreparedMatrices]:
-        """Process a segment in one launch; return its messages, and the matrices it took.
+        """Process a segment by one kernel; return its messages, and the matrices that it used.
 
-        The scale of a message is that of its step alone if scales restart.
+        With `restarts_scales`, the scale of a step is what that step adds, not the sum since the
+        first one. The caller knows that kernels can be used.
         """
-        if not self.has(sums=sums):
-            if sums:
-                return super().advance(carry, steps, backward, keep), NO_MATRICES
-            return super().max_product(carry, steps, keep), NO_MATRICES
         ctx, shard, count = self.ctx, self.shard, steps.stop - steps.start
         predicted = self._messages(count) if keep == Keep.ALL else None
         updated = None if keep == Keep.NOTHING else self._messages(count + (keep == Keep.ALL))
@@ -85,9 +86,9 @@ class CudaBackend(ArrayBackend):
         first, sign = (count - 1, -1) if backward else (0, 1)
         updated_first = first + (keep == Keep.ALL and not backward)
         places = (carry, 0), (predicted, first), (updated, updated_first), (last, 0)
-        packed = [self.pack(x, at, backward) for x, at in places]
+        packed = [self.pack_messages(x, at, backward) for x, at in places]
         x = ctx.load(shard.views["potentials"][..., steps, :], ctx.precision)
-        x, (group, row, step, state) = self.rows_of(x, 2)
+        x, (group, row, step, state) = self.merged(x, 2)
         start = ctx.kernels.pointer(x) + first * step * ctx.precision.itemsize
         grid, block, threads_per_row, shared = self.geometry.sizes(shard)
         fields = {"direction": sign, "threads_per_row": threads_per_row}
@@ -101,7 +102,7 @@ class CudaBackend(ArrayBackend):
 
     def final_log_partition(self, last: Messages) -> Array | None:
         """Return log Z [groups, rows], given the last messages."""
-        if not self.has(self.kernel("log_partition")):
+        if not self.can_use(self.kernel("log_partition")):
             return None
         log_z = self.ctx.kernels.empty(self.shard.state_shape[:2], "float64")
         self.log_sums(last, with_final=True, log_z=log_z)
@@ -111,14 +112,14 @@ class CudaBackend(ArrayBackend):
         """Return logs of the sums of a message times final weights, or initial ones.
 
         Final weights belong to a forward message. The logs are [groups, rows, 2], an integer and
-        the remainder, without the message's scale; `log_z` is written with it. Those of the latest
-        message are kept.
+        the remainder, without the message's scale. If given, `log_z` receives their sum with the
+        scale. The logs for the latest message are kept for the next call.
         """
         (groups, rows, _), (latest, log_sums) = self.shard.state_shape, self._log_sums
         if message is not latest or log_z is not None:
             weights, _held = self.boundary(with_final)
             log_sums = self.ctx.kernels.empty((groups, rows, 2), "float64")
-            arguments = self.rows(), self.pack(message), weights, log_sums, log_z
+            arguments = self.rows(), self.pack_messages(message), weights, log_sums, log_z
             kernel = self.kernel("log_partition")
             self.ctx.kernels.run(kernel, -(-groups * rows // 4), 128, arguments)
             self._log_sums = message, log_sums
@@ -129,7 +130,7 @@ class CudaBackend(ArrayBackend):
         names = ["marginals", "boundary_gradients", "log_partition"]
         names += ["pair_marginals"] if self.preparation else []
         written = self.kernel("marginals", self.ctx.result_name)  # where marginals are not summed
-        if not self.has(written, *map(self.kernel, names)):
+        if not self.can_use(written, *map(self.kernel, names)):
             return None
         return CudaBackwardPass(self, forward_pass, sums, cotangent)
 
@@ -145,34 +146,35 @@ class CudaBackend(ArrayBackend):
             dtypes.append(matrices.dtype_name(self.shard))
         return kernel_named(name, *dtypes)
 
-    def has(self, *kernels: Kernel, sums: bool = True) -> bool:
+    def can_use(self, *kernels: Kernel, sums: bool = True) -> bool:
         """Return whether the kernels of the recursion, and others, can be used."""
-        steps = self.geometry.kernel(self.ctx, sums)
-        needed = *self.preparation, steps, *kernels
-        return all(is_usable(self.ctx, kernel, steps) for kernel in needed)
+        recursion = self.geometry.kernel(self.ctx, sums)
+        needed = *self.preparation, recursion, *kernels
+        return all(is_usable(self.ctx, kernel, recursion) for kernel in needed)
 
     def prepared(
-        self, steps: slice, backward: bool, has_factors: bool = True, transposes_logs: bool = False
+        self, steps: slice, backward: bool, has_factors: bool = True, for_backtrace: bool = False
     ) -> PreparedMatrices:
-        """Return the matrices that lead into steps or, backward or transposed, out of them."""
-        shard, key = self.shard, (backward, transposes_logs)
-        has_one, is_after = shard.chain.has_one_matrix, backward or transposes_logs
-        if has_one and key in self._prepared:
+        """Return the matrices of transitions into steps.
+
+        Backward, and for a backtrace, those of transitions from steps to the next in time.
+        """
+        shard, key, is_after = self.shard, (backward, for_backtrace), backward or for_backtrace
+        if shard.chain.has_one_matrix:
+            if key not in self._prepared:
+                has_factors = not for_backtrace  # later calls may need them
+                arguments = slice(0, 1), backward, has_factors, for_backtrace
+                self._prepared[key] = matrices.prepare(shard, *arguments)
             return self._prepared[key]
-        # The chain's first step has no matrix; backward a matrix leads from the step after.
-        into = steps.start - 1
-        first = 0 if has_one else steps.start if is_after else max(into, 0)
+        before = steps.start - 1
+        first = steps.start if is_after else max(before, 0)
         stop = min(steps.stop, shard.num_steps - 1) if is_after else steps.stop - 1
-        stop = 1 if has_one else stop
-        if "transitions" not in shard.views or first >= stop:
+        if first >= stop:
             return NO_MATRICES
-        transitions = slice(first, stop)
-        result = matrices.prepare(shard, transitions, backward, has_factors, transposes_logs)
-        if has_one:
-            self._prepared[key] = result
-        else:
-            result.fields["matrix"] = (steps.stop - 1 if backward else into) - first
-            result.fields["matrix_step"] = -1 if backward else 1
+        arguments = slice(first, stop), backward, has_factors, for_backtrace
+        result = matrices.prepare(shard, *arguments)
+        result.fields["matrix"] = (steps.stop - 1 if backward else before) - first
+        result.fields["matrix_step"] = -1 if backward else 1
         return result
 
     def chain(self, prepared: PreparedMatrices, *potentials: int, **fields: int) -> bytes:
@@ -189,31 +191,31 @@ class CudaBackend(ArrayBackend):
         sizes = groups, rows, steps.stop - steps.start, states, first, shard.num_steps
         return ROWS.pack(*pointers, *sizes)
 
-    def rows_of(self, x: Array, num_axes: int) -> tuple[Array, tuple[int, ...]]:
+    def merged(self, x: Array, num_axes: int) -> tuple[Array, tuple[int, ...]]:
         """Return an array of the shard as [groups, rows, ...], and its strides.
 
-        It is copied where batch axes cannot be merged.
+        Rows are in the caller's order. It is copied where batch axes cannot be merged.
         """
         x = self.shard.unsorted(x, tuple(map(int, x.shape[x.ndim - num_axes :])))
         return x, self.ctx.kernels.strides(x)
 
     def is_in_place(self, x: Array, num_axes: int) -> bool:
-        """Return whether `rows_of` returns views of an array [*batch, T, ...], not copies."""
+        """Return whether `merged` returns views of an array [*batch, T, ...], not copies."""
         step = self.shard.view(x, (slice(1),))
-        rows, pointer = self.rows_of(step, num_axes)[0], self.ctx.kernels.pointer
+        rows, pointer = self.merged(step, num_axes)[0], self.ctx.kernels.pointer
         return bool(pointer(rows) == pointer(step))
 
     def copy_back(self, x: Array, out: Array) -> None:
-        """Copy an array that ``rows_of(out)`` returned to `out`, unless it is a view of it."""
+        """Copy an array that ``merged(out)`` returned to `out`, unless it is a view of it."""
         if self.ctx.kernels.pointer(x) != self.ctx.kernels.pointer(out):
             out[...] = self.ctx.xp.reshape(x, out.shape)
 
-    def boundary(self, backward: bool) -> tuple[bytes, Array]:
-        """Return struct Weights of the initial or final weights, and the array that it reads."""
-        name, views = "final" if backward else "initial", self.shard.views
+    def boundary(self, is_final: bool) -> tuple[bytes, Array]:
+        """Return struct Weights of the final or initial weights, and the array that it reads."""
+        name, views = "final" if is_final else "initial", self.shard.views
         if name not in views:
             return WEIGHTS.pack(is_log=1), None
-        x, strides = self.rows_of(self.ctx.load(views[name], self.ctx.precision), 1)
+        x, strides = self.merged(self.ctx.load(views[name], self.ctx.precision), 1)
         is_log = name in self.shard.chain.logs
         return WEIGHTS.pack(self.ctx.kernels.pointer(x), *strides, is_log), x
 
@@ -225,8 +227,11 @@ class CudaBackend(ArrayBackend):
         scales = ctx.kernels.empty((2, *shape), "float64")
         return Messages(values, scales[0, ...], scales[1, ...], self._is_log)
 
-    def pack(self, x: Messages | None, at: int = 0, backward: bool = False) -> bytes:
-        """Return struct Messages: of a carry, or of the steps from number `at` on."""
+    def pack_messages(self, x: Messages | None, at: int = 0, backward: bool = False) -> bytes:
+        """Return struct Messages: of a carry, or of the steps from number `at` on.
+
+        Its pointers are null for None; its steps are negative backward.
+        """
         if x is None:
             return MESSAGES.pack()
         groups, rows, states = self.shard.state_shape

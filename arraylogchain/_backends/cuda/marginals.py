@@ -37,8 +37,8 @@ class _Terms(NamedTuple):
         They are 0 for terms that are not certified in linear space.
     is_flagged : array [terms of all sets]
         Terms that are not certified, which `pair_marginals` adds from logs.
-    scales : array [terms of all sets, 2]
-        Logs of normalizers in two parts: that of the shifts, and the remainder.
+    log_normalizers : array [terms of all sets, 2]
+        In two parts: that of the shifts, and the remainder.
     has_flags : array
         Whether a block of terms has a flagged one.
     """
@@ -49,7 +49,7 @@ class _Terms(NamedTuple):
     u: Array
     v: Array
     is_flagged: Array
-    scales: Array
+    log_normalizers: Array
     has_flags: Array
 
 
@@ -101,17 +101,17 @@ class CudaBackwardPass:
         return segment.carry  # type: ignore[no-any-return]
 
     def _add_marginals(self, steps: slice, alpha: Array, segment: Any) -> _Terms | None:
-        """Add state marginals; return the terms of pair marginals, if requested."""
+        """Add state marginals, and return the terms of pair marginals, each if requested."""
         shard, device, (groups, rows, size) = self.shard, self.device, self.shard.state_shape
         count, has_one = steps.stop - steps.start, shard.chain.has_one_matrix
         has_pairs = "transitions" in self.accumulator.arrays
         pairs = max(0, min(steps.stop, shard.num_steps - 1) - steps.start) if has_pairs else 0
         width = min(32, power_of_two(size))
-        sets, terms = (groups, count * rows) if has_one else (groups * count, rows)
-        blocks = -(-terms // (_THREADS // width))
-        memory: Any = nullcontext()
+        sets, set_size = (groups, count * rows) if has_one else (groups * count, rows)
+        blocks = -(-set_size // (_THREADS // width))
+        output: Any = nullcontext()
         if "potentials" in self.accumulator.arrays:
-            memory = self._output("potentials", (steps, slice(None)), (rows, count, size))
+            output = self._output("potentials", (steps, slice(None)), (rows, count, size))
         counts = SEGMENT.pack(pairs, width, has_one, blocks)
         packed = self.backend.rows(steps) + counts
         result: tuple[Any, ...] = (None,) * 5
@@ -120,11 +120,11 @@ class CudaBackwardPass:
             u, v = (device.empty((*shape, size), self.ctx.precision.name) for _ in range(2))
             num_terms = groups * pairs * rows
             flags = device.empty((num_terms + sets * blocks,), "uint8")
-            scales = device.empty((num_terms, 2), "float64")
-            result = u, v, flags[:num_terms], scales, flags[num_terms:]
+            normalizers = device.empty((num_terms, 2), "float64")
+            result = u, v, flags[:num_terms], normalizers, flags[num_terms:]
         beta, beta_x = segment.predicted.values, segment.updated.values
         inputs = alpha, beta, beta_x, self.g, self.log_sums
-        with memory as out:
+        with output as out:
             strides, dtype = (), None
             if out is not None:
                 strides, dtype = device.strides(out), dtype_name(out.dtype)
@@ -135,11 +135,11 @@ class CudaBackwardPass:
 
     @contextmanager
     def _output(self, name: str, place: Box, shape: Shape) -> Iterator[Array]:
-        """Yield memory [groups, *shape] for a part of a result, which is added to it afterwards.
+        """Yield memory [groups, *shape] for a part of a result, with rows in the caller's order.
 
-        Where nothing else is added to the part, the memory is the part itself, or is copied to it
-        if axes cannot be merged. `place` is the index of the part along the axes beyond the batch
-        axes.
+        It is the part itself where nothing else contributes to it and its axes can be merged;
+        otherwise a buffer, which is added or copied to the part at the end. `place` is the index
+        of the part along the axes beyond the batch axes.
         """
         ctx, shard = self.ctx, self.shard
         dtype, num_segments = ctx.precision.name, len(self.forward_pass.segments)
@@ -157,8 +157,8 @@ class CudaBackwardPass:
         yield out
         self.backend.copy_back(out, part)
 
-    def _add_pairs(self, steps: slice, terms: _Terms, scales: Array) -> None:
-        """Add pair marginals; `scales` are those of the matrices out of the steps."""
+    def _add_pairs(self, steps: slice, terms: _Terms, matrix_scales: Array) -> None:
+        """Add pair marginals, of transitions from steps to the next."""
         shard, device, (groups, _, size) = self.shard, self.device, self.shard.state_shape
         one, kernel = shard.chain.has_one_matrix, self.backend.kernel("pair_marginals")
         first, count = (0, 1) if one else (steps.start, int(terms.u.shape[0]) // groups)
@@ -169,19 +169,19 @@ class CudaBackwardPass:
         x, strides = input_matrices(shard, place[0])
         with self._output("transitions", place, (1, count, size, size)) as out:
             out_group, _, out_matrix, *_ = device.strides(out)
-            pointers = (device.pointer(y) for y in (x, scales, out))
+            pointers = (device.pointer(y) for y in (x, matrix_scales, out))
             places = *pointers, *strides, out_group, out_matrix
             packed = PAIR_MARGINALS.pack(*places, is_log, by_logs)
-            flags = terms.is_flagged, terms.scales, terms.has_flags
-            messages = np.int32(entries), terms.alpha, terms.beta_x
-            arguments = (terms.segment, packed, sums, *messages, self.g, *flags)
+            flags = terms.is_flagged, terms.log_normalizers, terms.has_flags
+            messages = terms.alpha, terms.beta_x
+            arguments = (terms.segment, packed, sums, np.int32(entries), *messages, self.g, *flags)
             grid = count * groups * -(-size * size // entries)
             device.run(kernel, grid, _THREADS, arguments)
 
     def _add_boundary(self, name: str, message: Messages) -> None:
         """Add the gradient with respect to initial or final weights, or to their logarithms."""
         groups, rows, size = self.shard.state_shape
-        weights, _held = self.backend.boundary(backward=name == "final")
+        weights, _held = self.backend.boundary(is_final=name == "final")
         log_sums = self.log_sums
         if name == "initial":
             log_sums = self.backend.log_sums(message, with_final=False)

@@ -19,7 +19,7 @@ class PreparedMatrices(NamedTuple):
     Attributes
     ----------
     memory : array
-        Factors, if there are any, logs and shifts, one after another.
+        Factors, if there are any, logs and shifts, one after another: held while kernels read it.
     scales : array [groups, count, 2]
         Whole nats and powers of two.
     fields : dict of str to int
@@ -35,7 +35,7 @@ NO_MATRICES = PreparedMatrices(None, None, {})
 
 
 def input_matrices(shard: Shard, transitions: slice) -> tuple[Array, tuple[int, int, int, int]]:
-    """Return the matrices of some transitions, or the one of all, in the precision or narrower.
+    """Return the matrices of some transitions, or the one of all steps, in `dtype_name`.
 
     Strides are of groups, matrices, and states from and to, in entries.
     """
@@ -86,7 +86,7 @@ def prepare(
     if backward:
         source, target = target, source
     groups, count, size, _ = (int(n) for n in x.shape)
-    # Several blocks of threads prepare one matrix where matrices are fewer than multiprocessors.
+    # Several blocks of threads prepare a large matrix, where matrices are few for the device.
     parts = max(1, min(-(-size // 32), 2 * device.multiprocessors // (groups * count)))
     entries, item = groups * count * size * size, ctx.precision.itemsize
     num_values = entries * (1 + has_factors) + groups * count * size * 2
@@ -94,7 +94,7 @@ def prepare(
     start = device.pointer(values)
     factors, logs = start if has_factors else 0, start + entries * item * has_factors
     shifts, scales = logs + entries * item, device.empty((groups, count, 2), "float64")
-    order = 0 if shard.order is None or shard.groups == 1 else device.pointer(shard.order)
+    order = 0 if shard.groups == 1 else device.pointer(shard.order)
     strides = group, matrix, source, target
     sizes = count, size, parts, "transitions" in shard.chain.logs
     arguments = (

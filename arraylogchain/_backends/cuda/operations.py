@@ -25,13 +25,13 @@ def filter_segment(
     """
     groups, rows, _ = self.shard.state_shape
     kernel = self.kernel("filtered", self.ctx.result_name)
-    if not self.has(kernel):
+    if not self.can_use(kernel):
         return None
     views = [self.shard.view(x, (steps,)) for x in (probabilities, log_normalizers)]
-    outputs = [self.rows_of(x, n) for x, n in zip(views, (2, 1), strict=True)]
+    outputs = [self.merged(x, n) for x, n in zip(views, (2, 1), strict=True)]
     segment, _ = self.advance_with_matrices(carry, steps, False, Keep.ALL, restarts_scales=True)
     packed = (y for x, strides in outputs for y in (x, STRIDES.pack(*strides)))
-    arguments = (self.rows(steps), self.pack(segment.updated), *packed)
+    arguments = (self.rows(steps), self.pack_messages(segment.updated), *packed)
     num_terms = groups * rows * (steps.stop - steps.start)
     self.ctx.kernels.run(kernel, -(-num_terms // 8), 256, arguments)
     for (x, _), view in zip(outputs, views, strict=True):
@@ -40,20 +40,21 @@ def filter_segment(
 
 
 def entropies(self: Any, forward_pass: Any) -> Array | None:
-    """Return the entropies [groups, rows] after a pass forward."""
+    """Return the entropies [groups, rows] after a pass forward; None if a kernel cannot be used."""
     (groups, rows, states), kernel = self.shard.state_shape, self.kernel("entropies")
-    if not self.has(kernel, self.kernel("log_partition")):
+    if not self.can_use(kernel, self.kernel("log_partition")):
         return None
     log_sums, carry, total = self.log_sums(forward_pass.carry, with_final=True), None, None
     block = -(-states // 32) * 32
     for n in reversed(range(len(forward_pass.segments))):
-        steps, before = forward_pass.segments[n], forward_pass.checkpoints[n]
+        steps, message_before = forward_pass.segments[n], forward_pass.checkpoints[n]
         forward = forward_pass.stored_messages(n)
-        segment = self.advance(carry, steps, True, Keep.ALL)
+        segment, _ = self.advance_with_matrices(carry, steps, True, Keep.ALL)
         carry, prepared = segment.carry, self.prepared(steps, False, has_factors=False)
         out = self.ctx.kernels.empty((steps.stop - steps.start, groups, rows), "float64")
         chain = self.rows(steps) + self.chain(prepared)
-        messages = forward.values, before and before.values, segment.predicted.values
+        before = message_before and message_before.values
+        messages = forward.values, before, segment.predicted.values
         grid = groups * rows * (steps.stop - steps.start)
         self.ctx.kernels.run(kernel, grid, block, (chain, *messages, log_sums, out))
         sums = self.ctx.xp.sum(out, axis=0)
@@ -64,16 +65,17 @@ def entropies(self: Any, forward_pass: Any) -> Array | None:
 def backtrace_paths(self: Any, forward_pass: Any, states: Array, weights: Array) -> bool:
     """Write best paths [*batch, T] and the logs of their weights after a pass."""
     shard, kernels = self.shard, (self.kernel("chain_trace"), self.kernel("best_last_states"))
-    if not (self.has(*kernels, sums=False) and self.is_in_place(states, 1)):
+    if not (self.can_use(*kernels, sums=False) and self.is_in_place(states, 1)):
         return False
     groups, rows, _ = shard.state_shape
     final, _held = self.boundary(True)
     after, best = (self.ctx.kernels.empty((groups, rows), x) for x in ("int64", "float64"))
-    arguments: tuple[Any, ...] = (self.rows(), self.pack(forward_pass.carry), final, after, best)
+    last = self.pack_messages(forward_pass.carry)
+    arguments: tuple[Any, ...] = (self.rows(), last, final, after, best)
     self.ctx.kernels.run(kernels[1], -(-groups * rows // 4), 128, arguments)
     shard.write(weights, best)
-    for chain, logs, steps in _launches_backward(self, forward_pass):
-        path, strides = self.rows_of(shard.view(states, (steps,)), 1)
+    for chain, logs, steps in _segments_backward(self, forward_pass):
+        path, strides = self.merged(shard.view(states, (steps,)), 1)
         arguments = (chain, logs, after, path, STRIDES.pack(*strides))
         self.ctx.kernels.run(kernels[0], -(-groups * rows // 4), 128, arguments)
     return True
@@ -82,25 +84,25 @@ def backtrace_paths(self: Any, forward_pass: Any, states: Array, weights: Array)
 def sample_paths(self: Any, forward_pass: Any, paths: Array, uniforms: Array) -> bool:
     """Write samples [*batch, T, samples] after a pass; uniform numbers may share their memory."""
     shard, kernel, count = self.shard, self.kernel("sample_paths"), int(paths.shape[-1])
-    if not (self.has(kernel) and self.is_in_place(paths, 2)):
+    if not (self.can_use(kernel) and self.is_in_place(paths, 2)):
         return False
     (groups, rows, _), (final, _held) = shard.state_shape, self.boundary(True)
     after = self.ctx.kernels.empty((groups, rows, count), "int64")
-    for chain, logs, steps in _launches_backward(self, forward_pass) if count else ():
-        states, strides = self.rows_of(shard.view(paths, (steps,)), 2)
-        u, u_strides = self.rows_of(shard.view(uniforms, (steps,)), 2)
+    for chain, logs, steps in _segments_backward(self, forward_pass) if count else ():
+        states, strides = self.merged(shard.view(paths, (steps,)), 2)
+        u, u_strides = self.merged(shard.view(uniforms, (steps,)), 2)
         outputs = states, STRIDES.pack(*strides), u, STRIDES.pack(*u_strides)
         arguments = (chain, final, logs, after, *outputs, np.int64(count))
         self.ctx.kernels.run(kernel, -(-groups * rows * count // 4), 128, arguments)
     return True
 
 
-def _launches_backward(self: Any, forward_pass: Any) -> Iterator[tuple[bytes, Array, slice]]:
-    """Yield struct Chain, the forward messages, and the steps of segments back in time.
+def _segments_backward(self: Any, forward_pass: Any) -> Iterator[tuple[bytes, Array, slice]]:
+    """Yield struct Chain, the forward messages, and the steps of each segment, the last one first.
 
     What a kernel reads is held until the next launch.
     """
     for n, steps in reversed(list(enumerate(forward_pass.segments))):
         messages = forward_pass.stored_messages(n)
-        prepared = self.prepared(steps, False, has_factors=False, transposes_logs=True)
+        prepared = self.prepared(steps, False, has_factors=False, for_backtrace=True)
         yield self.rows(steps) + self.chain(prepared), messages.values, steps

@@ -185,6 +185,17 @@ def test_chains_where_loops_begin_not_to_fit(T, K, operation):
 
 
 @pytest.mark.chains
+@pytest.mark.parametrize("method", ["log_partition", "marginals"])
+def test_ragged_rows_with_matrices_that_leave_no_workspace(method):
+    """Sorting them by length copies them, and array operations compute in a part of the rest."""
+    x, transitions = normal(3, 4, 200, sd=300), uniform(3, 1, 200, 200) ** 60
+    arguments = {"transitions": transitions, "lengths": [4, 2, 3]}
+    chain = alc.LogChain(x, **arguments, workspace=SMALLEST)
+    expected = getattr(alc.LogChain(x, **arguments), method)()
+    np.testing.assert_allclose(getattr(chain, method)(), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.chains
 @pytest.mark.parametrize("lengths", ["full", "ragged"])
 @pytest.mark.parametrize(
     "states",

@@ -91,7 +91,7 @@ def _chain_example(operation: Any, ctx: Context, variant: Sequence[str]) -> Exam
     arrays["transitions"][..., ::2, :] -= 100
     if on_chip == "true":
         arrays["lengths"] = np.where(index == 1, 3, _STEPS)[None]
-    return partial(_run_chain, operation if sums == "true" else paths.viterbi), arrays
+    return partial(_run_chain, operation if sums == "true" else _best_paths), arrays
 
 
 def _run_chain(
@@ -104,6 +104,11 @@ def _run_chain(
 def _messages(*arguments: Any) -> tuple[Array, ...]:
     operations = messages.forward_messages, messages.backward_messages, messages.log_partition
     return tuple(operation(*arguments) for operation in operations)
+
+
+def _best_paths(ctx: Context, *arguments: Any) -> tuple[Array, ...]:
+    last = paths.best_message(ctx, *arguments)
+    return *paths.viterbi(ctx, *arguments), last - ctx.xp.max(last, axis=-1, keepdims=True)
 
 
 def _gradients(ctx: Context, chain: Chain, workspace: int) -> tuple[Array, ...]:
@@ -122,7 +127,7 @@ def _sample(ctx: Context, chain: Chain, workspace: int) -> Array:
     return states
 
 
-# The kernels that an operation checks; `viterbi` checks those that take part in best paths.
+# The kernels that an operation checks; `_best_paths` checks those that take part in best paths.
 for _example, _operation, _kernels in (
     (_product_example, certified.logmatmulexp, "prepare_factors logmatmulexp"),
     (_product_example, _large_product, "log_epilogue"),
@@ -133,6 +138,6 @@ for _example, _operation, _kernels in (
     (_chain_example, messages.filtered, "filtered"),
     (_chain_example, entropy.entropy, "entropies"),
     (_chain_example, _sample, "sample_paths"),
-    (_chain_example, paths.viterbi, "chain_trace best_last_states"),
+    (_chain_example, _best_paths, "chain_trace best_last_states"),
 ):
     EXAMPLES.update(dict.fromkeys(_kernels.split(), partial(_example, _operation)))

@@ -220,9 +220,8 @@ def passes(
     holds_matrices = backend.holds_matrices or (chain.lengths is not None and chain.sizes[0] > 1)
     T, K = chain.num_steps, chain.num_states
     sizes = ChainSizes(*chain.sizes, T, K, chain.has_one_matrix, holds_matrices)
-    itemsize = 8 if backend.max_useful_rows else ctx.precision.itemsize
-    elements = 4 * ctx.block
-    plan = plan_shards(sizes, backend, itemsize, workspace, needs_history, num_arrays, elements)
+    item = 8 if backend.max_useful_rows else ctx.precision.itemsize
+    plan = plan_shards(sizes, backend, item, workspace, needs_history, num_arrays, 4 * ctx.block)
     max_product = operation in _select.MAX_PRODUCT_OPERATIONS
     for shard in shards.shards(ctx, chain, plan.groups, plan.rows):
         steps = slice(0, shard.num_steps)

@@ -111,8 +111,8 @@ class _ShardMemory(NamedTuple):
     def max_segment(self, rows: int) -> int:
         """Return the number of steps of a segment that fit besides messages and checkpoints."""
         steps = self.workspace // 4 // self.segment_step(rows)
-        copies = 2 if self.store_messages else 1  # stored messages repeat their checkpoint
-        held = self.stored(rows) + copies * self.checkpoints(rows, steps)
+        # Stored messages repeat their checkpoint.
+        held = self.stored(rows) + (1 + self.store_messages) * self.checkpoints(rows, steps)
         return (self.workspace - self.workspace // 4 - held) // self.segment_step(rows)
 
 
@@ -162,7 +162,8 @@ def plan_shards(
             parallel = 1  # shards that do not fit side by side follow one another
     workspace //= parallel
     groups = max(1, min(sizes.groups, workspace // share // max(1, matrix)))
-    workspace -= max(0, groups * matrix - workspace // 4)  # a larger matrix leaves less
+    # A larger matrix leaves less, but a quarter at least: array operations hold blocks of it.
+    workspace -= min(3 * workspace // 4, max(0, groups * matrix - workspace // 4))
     max_rows = max(1, min(max_rows, groups * sizes.rows, workspace // 8 // step))
     enough_rows = min(max_rows, max(32, elements // 16 // sizes.states))
     stored_rows = workspace // 2 // (sizes.steps * stored_step)
@@ -174,6 +175,8 @@ def plan_shards(
     # Below four steps for each segment, set-up dominates; pullbacks keep the checkpoints of all
     # shards at once, so that their segments have about sqrt(T) steps.
     fewest_steps = min(sizes.steps, max(4, math.isqrt(sizes.steps) // 2))
+    if segment_matrix and not backend.max_useful_rows:
+        fewest_steps = 1  # fewer rows would only repeat the preparation of kernels' matrices
     while needs_history and max_rows > 1 and memory.max_segment(max_rows) < fewest_steps:
         max_rows //= 2
     rows, groups = min(sizes.rows, max_rows), max(1, min(groups, max_rows // sizes.rows))

@@ -37,8 +37,7 @@ class CudaBackend(ArrayBackend):
     def __init__(self, shard: Shard, workspace: int) -> None:
         super().__init__(shard, workspace)
         self.geometry = geometry_of(shard)
-        has_matrices = "transitions" in shard.views
-        self.preparation = (matrices.kernel_of(shard),) if has_matrices else ()
+        self.preparation = (matrices.kernel_of(shard),) if "transitions" in shard.views else ()
         self._prepared: dict[tuple[bool, bool], PreparedMatrices] = {}
         self._is_log = np.ones(shard.state_shape[:2], bool)
         # Of the latest message for which they were computed.
@@ -90,9 +89,8 @@ class CudaBackend(ArrayBackend):
         x = ctx.load(shard.views["potentials"][..., steps, :], ctx.precision)
         x, (group, row, step, state) = self.merged(x, 2)
         start = ctx.kernels.pointer(x) + first * step * ctx.precision.itemsize
-        grid, block, threads_per_row, shared = self.geometry.sizes(shard)
-        fields = {"direction": sign, "threads_per_row": threads_per_row}
-        fields["restarts_scales"] = restarts_scales
+        grid, block, width, shared = self.geometry.sizes(shard)
+        fields = {"direction": sign, "threads_per_row": width, "restarts_scales": restarts_scales}
         chain = self.rows(steps, steps.start + first)
         chain += self.chain(prepared, start, group, row, sign * step, state, **fields)
         weights, _held = self.boundary(backward)
@@ -171,8 +169,7 @@ class CudaBackend(ArrayBackend):
         stop = min(steps.stop, shard.num_steps - 1) if is_after else steps.stop - 1
         if first >= stop:
             return NO_MATRICES
-        arguments = slice(first, stop), backward, has_factors, for_backtrace
-        result = matrices.prepare(shard, *arguments)
+        result = matrices.prepare(shard, slice(first, stop), backward, has_factors, for_backtrace)
         result.fields["matrix"] = (steps.stop - 1 if backward else before) - first
         result.fields["matrix_step"] = -1 if backward else 1
         return result

@@ -47,14 +47,13 @@ def entropies(self: Any, forward_pass: Any) -> Array | None:
     log_sums, carry, total = self.log_sums(forward_pass.carry, with_final=True), None, None
     block = -(-states // 32) * 32
     for n in reversed(range(len(forward_pass.segments))):
-        steps, message_before = forward_pass.segments[n], forward_pass.checkpoints[n]
+        steps, before = forward_pass.segments[n], forward_pass.checkpoints[n]
         forward = forward_pass.stored_messages(n)
         segment, _ = self.advance_with_matrices(carry, steps, True, Keep.ALL)
         carry, prepared = segment.carry, self.prepared(steps, False, has_factors=False)
         out = self.ctx.kernels.empty((steps.stop - steps.start, groups, rows), "float64")
         chain = self.rows(steps) + self.chain(prepared)
-        before = message_before and message_before.values
-        messages = forward.values, before, segment.predicted.values
+        messages = forward.values, before and before.values, segment.predicted.values
         grid = groups * rows * (steps.stop - steps.start)
         self.ctx.kernels.run(kernel, grid, block, (chain, *messages, log_sums, out))
         sums = self.ctx.xp.sum(out, axis=0)

@@ -54,10 +54,8 @@ def log_probability(ctx: Context, chain: Chain, workspace: int, states: Array) -
         is_finite = ctx.xp.max(sums, axis=-1) < math.inf
         shard.write(out, ctx.xp.where(is_finite, 0.0 - total, math.nan))
 
-    all_passes = passes(
-        "log_probability", ctx, chain, workspace, backward=True, num_arrays=_NUM_ARRAYS
-    )
-    run_passes(all_passes, work)
+    runs = passes("log_probability", ctx, chain, workspace, backward=True, num_arrays=_NUM_ARRAYS)
+    run_passes(runs, work)
     return out
 
 
@@ -71,6 +69,7 @@ def value_and_pullback(
 
     def pullback(cotangent: Array, requested: frozenset[str]) -> dict[str, Array]:
         accumulator = Accumulator(ctx, chain, workspace, requested)
+        ctx.record_stream(is_infinite, states)
         g = ctx.xp.where(is_infinite, 0.0, -cotangent)
 
         def add(one_pass: Pass, partial_sums: Accumulator) -> None:

@@ -114,9 +114,7 @@ def value_and_pullback(
     bytes_per_step = 8 * math.prod(chain.sizes) * (chain.num_states + 2)  # with both scales
     stores_all = stores_all or bytes_per_step * chain.num_steps <= workspace
     # The messages of all shards are stored at once, even if one shard alone would fit.
-    all_passes = list(
-        passes("value_and_pullback", ctx, chain, workspace, needs_history=not stores_all)
-    )
+    all_passes = list(passes("value_and_pullback", ctx, chain, workspace, not stores_all))
 
     def run(forward_pass: Pass) -> None:
         forward_pass.store_messages = stores_all
@@ -133,6 +131,8 @@ def value_and_pullback(
 
     def pullback(cotangent: Array, requested: frozenset[str]) -> dict[str, Array]:
         accumulator = Accumulator(ctx, chain, workspace, requested)
+        kept = (x for y in all_passes for x in (*y.stored, *y.checkpoints, y.carry) if x)
+        ctx.record_stream(*(part for x in kept for part in (x.values, x.shifts, x.exponents)))
 
         def add(forward_pass: Pass, partial_sums: Accumulator) -> None:
             remaining: Iterable[Pass] = (forward_pass.with_new_backend(),)

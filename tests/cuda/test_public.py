@@ -117,6 +117,20 @@ def test_samples_are_those_of_array_operations(kernels, use, size, kind, workspa
     np.testing.assert_array_equal(samples, chain.sample(4, rng=1))
 
 
+def test_messages_that_a_pullback_keeps_are_recorded_for_its_stream(kernels, monkeypatch):
+    """torch must not reuse their memory before that stream has read them."""
+    recorded = []
+    monkeypatch.setattr(Context, "record_stream", lambda _, *arrays: recorded.extend(arrays))
+    chain = alc.LogChain(normal(3, 6, 5), transitions=uniform(5, 5))
+    value, pullback = alc.vjp.log_partition(chain)
+    recorded.clear()
+    pullback(value)
+    shapes = [x.shape for x in recorded]
+    assert shapes.count((6, 1, 3, 5)) == 1
+    assert shapes.count((6, 1, 3)) == 2
+    assert shapes.count((1, 3, 5)) == 1
+
+
 def test_ragged_rows_take_a_block_in_one_launch(kernels):
     """Results have the same bits each time, so that nothing depends on values past the lengths."""
     chain = alc.LogChain(normal(3, 6, 4), transitions=uniform(5, 4, 4), lengths=[6, 2, 4])

@@ -402,7 +402,7 @@ def log_partition(chain: LogChain, /) -> tuple[Array, Callable[..., ChainGradien
     chain : LogChain
         Its messages are stored for the pullback, O(T * K) for each row. If they exceed a
         `workspace` that the chain was given, the messages of about sqrt(T) steps are stored, and
-        the others recomputed.
+        the others recomputed; of more steps where the matrices of sqrt(T) steps do not fit it.
 
     Returns
     -------

@@ -35,7 +35,7 @@ _PROBE = '#include <cuda_bf16.h>\n#include <cuda_fp16.h>\nextern "C" __global__ 
 
 
 def refuse_capture(is_capturing: bool, missing: str) -> None:
-    """Raise RuntimeError if a graph is being captured; `missing` says what must be made before."""
+    """Raise RuntimeError if a graph is being captured; `missing` is the rest of the message."""
     if is_capturing:
         raise RuntimeError(
             f"a CUDA graph is being captured, and {missing}; make the same call once before the "
@@ -107,10 +107,10 @@ def find(library: str, device: Any) -> Device | Unavailable:
     index = device.id if library == "cupy" else device.index
     if index is None:
         index = sys.modules["torch"].cuda.current_device()
-    found = _devices.get((library, index)) or _open(library, index)
-    if not isinstance(found, _NotNow):
-        _devices[library, index] = found
-    return found
+    result = _devices.get((library, index)) or _open(library, index)
+    if not isinstance(result, _NotNow):
+        _devices[library, index] = result
+    return result
 
 
 def _open(library: str, index: int) -> Device | Unavailable:

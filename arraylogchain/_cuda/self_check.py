@@ -47,8 +47,8 @@ _is_checking = ContextVar("_is_checking", default=False)
 # more, whose roundings mostly cancel.
 Example = tuple[Callable[..., Any], dict[str, np.ndarray]]
 _TERMS = 200
-# By names of kernels: functions of a context and of a kernel's template arguments, which matter if
-# they are those of `chain_steps`.
+# By names of kernels: functions of a context and of a kernel's template arguments, which matter for
+# variants of `chain_steps` only.
 EXAMPLES: dict[str, Callable[[Context, Sequence[str]], Example]] = {}
 
 

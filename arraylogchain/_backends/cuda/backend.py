@@ -74,7 +74,7 @@ class CudaBackend(ArrayBackend):
     ) -> tuple[SegmentMessages, PreparedMatrices]:
         """Process a segment by one kernel; return its messages, and the matrices that it used.
 
-        With `restarts_scales`, the scale of a step is what that step adds, not the sum since the
+        With `restarts_scales`, the scale of a step is that step's part alone, not the sum since the
         first one. The caller knows that kernels can be used.
         """
         ctx, shard, count = self.ctx, self.shard, steps.stop - steps.start
@@ -155,7 +155,7 @@ class CudaBackend(ArrayBackend):
     ) -> PreparedMatrices:
         """Return the matrices of transitions into steps.
 
-        Backward, and for a backtrace, those of transitions from steps to the next in time.
+        Backward, and for a backtrace, transitions lead from steps to the next in time.
         """
         shard, key, is_after = self.shard, (backward, for_backtrace), backward or for_backtrace
         if shard.chain.has_one_matrix:

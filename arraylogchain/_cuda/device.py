@@ -122,7 +122,8 @@ def _open(library: str, index: int) -> Device | Unavailable:
     # It makes a folder for its cache, which may not be allowed, ...
     except Exception as error:
         return Unavailable(f"CuPy, which compiles the kernels, cannot be imported: {error}")
-    if tuple(map(int, re.findall(r"\d+", cupy.__version__)[:2])) < OLDEST_CUPY:
+    numbers = re.match(r"(\d+)\.(\d+)", cupy.__version__)
+    if numbers is not None and (int(numbers[1]), int(numbers[2])) < OLDEST_CUPY:
         return Unavailable(f"CuPy 14.2 or newer is needed, and this is {cupy.__version__}")
     if cupy.cuda.runtime.is_hip or (library == "torch" and sys.modules["torch"].version.hip):
         return Unavailable("the kernels are for CUDA, and this is a ROCm device")

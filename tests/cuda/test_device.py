@@ -333,7 +333,7 @@ def test_reasons(cupy, torch, monkeypatch):
     assert find("dask", None) == "there are kernels for arrays of CuPy and torch, not of dask"
 
 
-@pytest.mark.parametrize("version", ["14.2.0", "14.10.1", "15.0.0b1"])
+@pytest.mark.parametrize("version", ["14.2.0", "14.10.1", "15.0.0b1", "of somebody"])
 def test_later_versions_of_cupy_will_do(cupy, version):
     cupy.__version__ = version
     assert isinstance(find("cupy", SimpleNamespace(id=0)), Device)

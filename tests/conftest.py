@@ -299,13 +299,13 @@ def chains_on(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture
 def cut(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Return a function that limits sizes of the segments of chains: steps, or the workspace."""
+    """Return a function that limits the steps of the segments of chains."""
     plan_shards = passes.plan_shards
 
-    def limit(**most: int) -> None:
+    def limit(steps: int) -> None:
         def plan(*sizes: Any) -> Any:
             plan = plan_shards(*sizes)
-            return plan._replace(**{name: min(getattr(plan, name), n) for name, n in most.items()})
+            return plan._replace(steps=min(plan.steps, steps))
 
         monkeypatch.setattr(passes, "plan_shards", plan)
 

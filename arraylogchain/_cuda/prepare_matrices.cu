@@ -63,8 +63,8 @@ __device__ void column_maxima(int states, bool is_contiguous, bool is_log, T* ma
 }
 
 // factors, logs [matrices, states, states], each or null, `logs` transposed if asked for; shifts
-// [matrices, states, 2]; scales [matrices, 2]. Grid: `parts` blocks
-// for each matrix, which share its columns; all of them read the whole matrix.
+// [matrices, states, 2]; scales [matrices, 2]. Grid: `parts` blocks for each matrix, which share its
+// columns; all of them read the whole matrix.
 template <class T, class In>
 __global__ void __launch_bounds__(1024, 1)
 prepare_matrices(Matrices<In> input, T* factors, T* shifts, T* logs, double* scales, int transposes_logs) {

@@ -14,7 +14,7 @@ from arraylogchain._backends.array import ArrayBackend
 from arraylogchain._backends.cuda import matrices, operations
 from arraylogchain._backends.cuda.geometry import geometry_of
 from arraylogchain._backends.cuda.marginals import CudaBackwardPass
-from arraylogchain._backends.cuda.matrices import NO_MATRICES, PreparedMatrices
+from arraylogchain._backends.cuda.matrices import PreparedMatrices
 from arraylogchain._backends.cuda.structs import CHAIN, MESSAGES, ROWS, WEIGHTS
 from arraylogchain._backends.interface import Keep, Messages, SegmentMessages
 from arraylogchain._backends.shards import Shard
@@ -168,7 +168,7 @@ class CudaBackend(ArrayBackend):
         first = steps.start if is_after else max(before, 0)
         stop = min(steps.stop, shard.num_steps - 1) if is_after else steps.stop - 1
         if first >= stop:
-            return NO_MATRICES
+            return PreparedMatrices(None, None, {})
         result = matrices.prepare(shard, slice(first, stop), backward, has_factors, for_backtrace)
         result.fields["matrix"] = (steps.stop - 1 if backward else before) - first
         result.fields["matrix_step"] = -1 if backward else 1

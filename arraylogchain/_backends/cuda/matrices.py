@@ -31,9 +31,6 @@ class PreparedMatrices(NamedTuple):
     fields: dict[str, int]
 
 
-NO_MATRICES = PreparedMatrices(None, None, {})
-
-
 def input_matrices(shard: Shard, transitions: slice) -> tuple[Array, tuple[int, int, int, int]]:
     """Return the matrices of some transitions, or the one of all steps, in `dtype_name`.
 
